@@ -7,6 +7,8 @@ Invariants:
       transport keeps until the call is over, holds room, and nothing else of the answer does.
     * What is made of an answer is within its room: one message object an entry, beside its bytes.
       The loop is given up between some of them.
+    * While entries are sent they are bytes: the message that they were made as is gone by then,
+      and with the last of an answer that follows, the answer.
     * A call that stops at the end has all that ``bounds`` then says, or fails: what nobody gives is
       not taken for the end.
     * ``resume`` of an answer is the token that every call, and HTTP's ``from``, goes on with.
@@ -26,7 +28,6 @@ from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import INT64_MAX, EntryId, LedgerId, stream_name
 from tierlog.model.position import Edge, Position
 from tierlog.proto.v1 import reader_pb2 as pb
-from tierlog.proto.v1 import reader_pb2_grpc
 from tierlog.runtime.rpc import MESSAGE_BYTES_MAX
 from tierlog_reader import metrics
 from tierlog_reader.chunk import Answer, Chunk
@@ -44,11 +45,12 @@ BYTES_MAX: Final = MESSAGE_BYTES_MAX * 3 // 4
 FOLLOW_WAIT_MS: Final = 10_000
 # Entries that are made without giving up the loop: a few milliseconds.
 ENTRIES_AT_ONCE: Final = 1000
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["Reader"].full_name
 REQUEST_BYTES_MAX: Final = 64 * 1024
 """A request names a stream and places, and no more."""
 
 
-class ReaderServicer(reader_pb2_grpc.ReaderServicer):
+class ReaderServicer:
     """Reads over gRPC. A position that is left out means: the beginning of the stream."""
 
     def __init__(self, reads: ServedReads, seek: TimeSeek, limits: ReadLimits) -> None:
@@ -56,10 +58,27 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
         self._seek = seek
         self._limits = limits
 
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Add its calls to a server: as the generated code does, but for answers of bytes."""
+        calls: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Read": grpc.unary_unary_rpc_method_handler(
+                self.Read, request_deserializer=pb.ReadRequest.FromString
+            ),
+            "Follow": grpc.unary_stream_rpc_method_handler(
+                self.Follow, request_deserializer=pb.FollowRequest.FromString
+            ),
+            "GetBounds": grpc.unary_unary_rpc_method_handler(
+                self.GetBounds,
+                request_deserializer=pb.GetBoundsRequest.FromString,
+                response_serializer=pb.GetBoundsResponse.SerializeToString,
+            ),
+        }
+        server.add_registered_method_handlers(SERVICE, calls)
+
     async def Read(  # noqa: N802 - the name in the .proto file
         self, request: pb.ReadRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.ReadResponse:
-        """Return entries from a position on."""
+    ) -> bytes:
+        """Return entries from a position on: a ``ReadResponse``."""
         bytes_max = _bounded("bytes_max", request.bytes_max, INT64_MAX) or BYTES_DEFAULT
         budget = self._limits.budget(
             entries_max=_bounded("entries_max", request.entries_max, ENTRIES_MAX) or ENTRIES_MAX,
@@ -78,8 +97,8 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
 
     async def Follow(  # noqa: N802 - the name in the .proto file
         self, request: pb.FollowRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncGenerator[pb.ReadResponse, None]:
-        """Give entries as they come, until so many, or up to a position."""
+    ) -> AsyncGenerator[bytes, None]:
+        """Give entries as they come, until so many, or up to a position, as ``ReadResponse``."""
         stream = stream_name(request.stream)
         left = _bounded("entries_max", request.entries_max, INT64_MAX) or INT64_MAX
         until = _position_of(request.until, "until") if request.HasField("until") else None
@@ -88,7 +107,7 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
         if where is Edge.LATEST:
             # Told at once: who calls again goes on there, and misses nothing.
             where = await self._reads.source.latest(stream)
-            yield pb.ReadResponse(next=_record(where), resume=str(where))
+            yield pb.ReadResponse(next=_record(where), resume=str(where)).SerializeToString()
         while left > 0 and not (until is not None and _is_at(where, until)):
             entries_max = min(left, ENTRIES_MAX)
             bytes_max = _bounded("bytes_max", request.bytes_max, INT64_MAX) or BYTES_DEFAULT
@@ -101,11 +120,13 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
                 client, stream, where, budget, entry_bytes=OBJECT_BYTES
             )
             where, sending_len = answer.resume, 0
+            nothing_more = answer.chunk is None and request.stop_at_end
             try:
-                answer = _joined(answer)
-                for piece in _pieces(answer, until):
-                    left -= len(piece.entries)
-                    sending_len = piece.ByteSize()
+                pieces = _pieces(_joined(answer), until)
+                del answer  # the last of its pieces is sent when it is gone
+                for count, piece in pieces:
+                    left -= count
+                    sending_len = len(piece)
                     yield piece
                     sending_len = 0
                     del piece
@@ -115,8 +136,6 @@ class ReaderServicer(reader_pb2_grpc.ReaderServicer):
                     _leave_at_end(context, room)
                 else:
                     room.leave()
-            nothing_more = answer.chunk is None and request.stop_at_end
-            del answer  # whoever waits for the next one holds nothing
             if nothing_more:
                 told, end = end, end or (await self._reads.source.bounds(stream))[1]
                 if not isinstance(end, Position) or _is_at(where, end):
@@ -171,7 +190,7 @@ def _fitting(answer: Answer) -> Answer:
     return replace(answer, chunk=kept, resume=kept.end)
 
 
-async def _response(answer: Answer) -> pb.ReadResponse:
+async def _response(answer: Answer) -> bytes:
     metrics.count(answer)
     response = pb.ReadResponse(next=_record(answer.resume), resume=str(answer.resume))
     if answer.chunk is not None:
@@ -180,11 +199,11 @@ async def _response(answer: Answer) -> pb.ReadResponse:
             response.entries.add(position=_record(here), data=data)
             if number % ENTRIES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-    return response
+    return response.SerializeToString()
 
 
-def _pieces(answer: Answer, until: Position | None) -> Iterator[pb.ReadResponse]:
-    """Give an answer in messages of about ``PIECE_BYTES``, none without an entry."""
+def _pieces(answer: Answer, until: Position | None) -> Iterator[tuple[int, bytes]]:
+    """Give an answer in messages of about ``PIECE_BYTES``, and how many entries each has: some."""
     chunk = answer.chunk
     if chunk is None:
         return
@@ -192,8 +211,10 @@ def _pieces(answer: Answer, until: Position | None) -> Iterator[pb.ReadResponse]
     piece, length = pb.ReadResponse(tier=chunk.tier.value), 0
     for here, data in _entries_of(chunk, until):
         if piece.entries and length + len(data) > PIECE_BYTES:
-            yield _going_on(piece, here)
+            made = _going_on(piece, here)
             piece, length = pb.ReadResponse(tier=chunk.tier.value), 0
+            yield made
+            del made
         _check_fits(here, FRAME_HEADER_LEN + len(data))
         piece.entries.add(position=_record(here), data=data)
         length += OBJECT_BYTES + len(data)
@@ -201,15 +222,17 @@ def _pieces(answer: Answer, until: Position | None) -> Iterator[pb.ReadResponse]
         resume = answer.resume
         if until is not None and isinstance(resume, Position):
             resume = min(resume, until)
-        yield _going_on(piece, resume)
+        made = _going_on(piece, resume)
+        del answer, chunk, piece
+        yield made
 
 
-def _going_on(piece: pb.ReadResponse, resume: Position | Edge) -> pb.ReadResponse:
-    """Say in a message where the next one begins."""
+def _going_on(piece: pb.ReadResponse, resume: Position | Edge) -> tuple[int, bytes]:
+    """Say in a message where the next one begins; return how many entries it has, and its bytes."""
     piece.resume = str(resume)
     if isinstance(resume, Position):
         piece.next.ledger_id, piece.next.entry_id = resume.ledger_id, resume.entry_id
-    return piece
+    return len(piece.entries), piece.SerializeToString()
 
 
 def _start(request: pb.ReadRequest | pb.FollowRequest) -> Position | Edge | Time:

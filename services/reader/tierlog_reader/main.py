@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 
 from tierlog.offload.drivers import MakeDriver
-from tierlog.proto.v1 import reader_pb2, reader_pb2_grpc
 from tierlog.runtime.costs import serve_costs
 from tierlog.runtime.http import build_http_app, serve_http
 from tierlog.runtime.http_access import guard_http
@@ -24,12 +23,10 @@ from tierlog_reader.access import HTTP_RULES, RPC_RULES
 from tierlog_reader.app import add_all_routes
 from tierlog_reader.documents import Unpacking
 from tierlog_reader.engine import running_reads
-from tierlog_reader.grpc_server import REQUEST_BYTES_MAX, ReaderServicer
+from tierlog_reader.grpc_server import REQUEST_BYTES_MAX, SERVICE, ReaderServicer
 from tierlog_reader.limits import ReadLimits
 from tierlog_reader.memory import PIECES_BYTES, parts_of
 from tierlog_reader.seek import TimeSeek
-
-_SERVICE = reader_pb2.DESCRIPTOR.services_by_name["Reader"].full_name
 
 
 async def serve(
@@ -55,7 +52,6 @@ async def serve(
         add_all_routes(app, served, seek, reads, _unpacking(reads))
         guard_http(app, HTTP_RULES, protection.gate)
         await awaited.leave()
-        servicer = ReaderServicer(served, seek, reads)
         async with (
             serve_costs(app, "reader", parts.meter),
             serve_http(
@@ -66,8 +62,8 @@ async def serve(
                 taken_s_max=2 * reads.send_s_max,  # who made the answer leaves first
             ) as http_port,
             serve_grpc(
-                lambda server: reader_pb2_grpc.add_ReaderServicer_to_server(servicer, server),
-                services=[_SERVICE],
+                ReaderServicer(served, seek, reads).add_to,
+                services=[SERVICE],
                 host=listen.host,
                 port=listen.grpc_port,
                 ids=ids,

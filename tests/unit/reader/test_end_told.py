@@ -126,7 +126,7 @@ def test_a_call_that_stops_at_the_end_does_not_take_for_it_what_those_who_are_le
 
         async def follow():
             async for piece in servicer.Follow(request, Call()):
-                found.extend(entry.data for entry in piece.entries)
+                found.extend(one.data for one in pb.ReadResponse.FromString(piece).entries)
                 cluster.nodes["n1"].down |= goes
 
         if not goes:

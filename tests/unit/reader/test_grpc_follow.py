@@ -44,7 +44,7 @@ async def serving(entries, *, send_s_max, proxies=None):
         reads = ServedReads(source, shares)
         servicer = ReaderServicer(reads, TimeSeek(reads), limits)
         async with serve_grpc(
-            lambda server: reader_pb2_grpc.add_ReaderServicer_to_server(servicer, server),
+            servicer.add_to,
             host="127.0.0.1",
             port=0,
             drain_s_max=0.5,

@@ -92,9 +92,9 @@ async def test_who_follows_over_grpc_holds_nothing_while_it_waits():
     await world.start(raw=True)
     await world.opened(numbered(0, 3, size=300))
     async with watched(world) as (source, reads, times):
-        pieces: list[pb.ReadResponse] = []
+        pieces: list[bytes] = []
         context: Any = Context()
-        alone = sys.getrefcount([pb.ReadResponse()][0]) + 1  # the list has it, still
+        alone = sys.getrefcount([bytes(1000)][0]) + 1  # the list has it, still
 
         def check_pieces():
             assert [sys.getrefcount(one) for one in pieces] == [alone + 1] * len(pieces)
@@ -105,6 +105,7 @@ async def test_who_follows_over_grpc_holds_nothing_while_it_waits():
         with contextlib.suppress(StopAsyncIteration):
             while True:
                 pieces.append(await anext(call))
+                source.check()  # and while the last piece of an answer is sent
         assert (len(pieces), source.reads) == (3, 4)
 
 
