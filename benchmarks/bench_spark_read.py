@@ -73,6 +73,7 @@ from tierlog_spark.source import EventReader
 
 FILES = 8
 SIZES = (200, 10_000)
+KINDS = ("direct", "ready", "parquet", "s3a", "tuples", "export", "worker")
 CORES = (1, 2)
 COMPLETE_S_MAX = 300.0
 # A partition so large is a whole ledger, whatever there is of it.
@@ -148,7 +149,8 @@ def frame_of(spark: SparkSession, parameters: Mapping[str, Any]) -> DataFrame:
     name = "tierlog" if kind == "direct" else TuplesSource.name()
     return (
         spark.read.format(name)
-        .options(stream=parameters["stream"], columns="payload", pushDownFilters="false")
+        .options(stream=parameters["stream"], columns=parameters["columns"])
+        .options(pushDownFilters="false")
         .options(**parameters["options"])
         .load()
     )
@@ -279,34 +281,26 @@ def write_parquet(folder: Path, payloads: list[memoryview]) -> None:
 
 def claims_of(size: int, runs: Mapping[str, list[Result]]) -> list[Claim]:
     """Say what is promised of one size of events."""
-    ratio = functools.partial(ratio_claim, runs=runs)
-    found = [
-        ratio(f"{size} B, {n} cores: direct / parquet", of=f"direct {n}", to=f"parquet {n}",
-              target=0.7)
-        for n in CORES
-    ]  # fmt: skip
-    found += [
-        ratio(f"{size} B, {n} cores: direct / s3a", of=f"direct {n}", to=f"s3a {n}")
-        for n in CORES
-        if f"s3a {n}" in runs
-    ]
-    found += [
-        ratio(f"{size} B, {n} cores: direct / ready", of=f"direct {n}", to=f"ready {n}")
-        for n in CORES
-    ]
+    found: list[Claim] = []
+
+    def ratio(name: str, of: str, to: str, **bound: Any) -> None:  # noqa: ANN401 - ratio_claim's
+        if of in runs and to in runs:
+            found.append(ratio_claim(f"{size} B{name}", runs, of=of, to=to, **bound))
+
+    for kind, least in (("parquet", 0.7), ("s3a", None), ("ready", None)):
+        for n in CORES:
+            name = f", {n} cores: direct / {kind}"
+            ratio(name, f"direct {n}", f"{kind} {n}", target=least)
     least = 3.0 if size == min(SIZES) else None
-    found.append(
-        ratio(f"{size} B, 1 core: direct / tuples", of="direct 1", to="tuples 1", target=least)
-    )
-    found.append(ratio(f"{size} B: direct 2 / 1 cores", of="direct 2", to="direct 1", target=1.7))
+    ratio(", 1 core: direct / tuples", "direct 1", "tuples 1", target=least)
+    ratio(": direct 2 / 1 cores", "direct 2", "direct 1", target=1.7)
     for name, results in runs.items():
         of_worker = name.startswith("worker")
         key, unit = ("worker_mib", "MiB") if of_worker else ("mb_per_s", "MB/s")
         found.append(median_claim(f"{size} B: {name}", results, key, unit=unit))
-    found.append(
-        ratio(f"{size} B: worker, memory of all / {PART:g}", of="worker all", to="worker part",
-              key="worker_mib", target=1.1, at_most=True)
-    )  # fmt: skip
+    all_and_part = "worker all", "worker part"
+    name = f": worker, memory of all / {PART:g}"
+    ratio(name, *all_and_part, key="worker_mib", target=1.1, at_most=True)
     return found
 
 
@@ -370,6 +364,7 @@ async def measure(
             "options": options or {},
             "bound": arguments.elsewhere,
             "warmups": arguments.warmups,
+            "columns": arguments.columns,
         }
         return run_child(__file__, "read", parameters, env)
 
@@ -378,10 +373,13 @@ async def measure(
         ("tuples", 1),
         ("export", max(CORES)),
     ]
+    kinds = [one for one in kinds if one[0] in arguments.kinds]
     part = f"{ledger.ledger_id}:{int(PART * ledger.entry_count)}"
     variants = {f"{kind} {cores}": functools.partial(child, kind, cores) for kind, cores in kinds}
-    variants["worker all"] = functools.partial(child, "direct", 1, ONE_TASK)
-    variants["worker part"] = functools.partial(child, "direct", 1, {**ONE_TASK, "end": part}, PART)
+    if "worker" in arguments.kinds:
+        in_part = {**ONE_TASK, "end": part}
+        variants["worker all"] = functools.partial(child, "direct", 1, ONE_TASK)
+        variants["worker part"] = functools.partial(child, "direct", 1, in_part, PART)
     return await take_turns(variants, rounds)
 
 
@@ -404,6 +402,10 @@ async def main() -> None:
         "--elsewhere", action="store_true", help="the store costs nothing, and Spark has its cores"
     )
     parser.add_argument("--warmups", type=positive, default=1, help="reads before the measured one")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="what to read")
+    parser.add_argument(
+        "--columns", default="payload", help="of direct and tuples: entry_id,payload, say"
+    )
     parser.add_argument("--s3a", type=Path, help="folder of the jars of hadoop-aws")
     arguments = parse(parser, quick_mb=200)
     if arguments.s3a is not None and not list(arguments.s3a.glob("hadoop-aws-*.jar")):
