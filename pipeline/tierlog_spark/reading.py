@@ -93,9 +93,12 @@ async def _frames(
     try:
         while position <= last and not await _is_later(handle, at, end, part.ms_max):
             # What comes next is on its way while this is taken apart.
-            more = _fetch_ahead(handle, position, min(FETCHES_AHEAD * fetch_bytes, end - at))
+            fetched = at // fetch_bytes * fetch_bytes
+            more_end = min(fetched + FETCHES_AHEAD * fetch_bytes, end)
+            more = _fetch_ahead(handle, position, more_end - at)
             ahead = asyncio.get_running_loop().create_task(more)
-            read = await handle.read_frames(EntryId(position), fetch_bytes)
+            # Up to where a request ends: what is of two is joined, and all of it copied.
+            read = await handle.read_frames(EntryId(position), fetched + fetch_bytes - at)
             position, at = read.last_entry_id + 1, read.place + len(read.frames)
             yield _cut(read, last)
             await ahead

@@ -9,8 +9,10 @@ import pytest
 
 from tests.unit.offload.side_kit import LEDGER, UUID_1, opened, written
 from tests.unit.offload.world import World
+from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.model.ids import INT64_MAX, EntryId, StreamName
 from tierlog.offload.range_memory import LastRanges
+from tierlog.offload.ranges import Ranges
 from tierlog.runtime.settings import S3Settings
 from tierlog_spark import reading
 from tierlog_spark.bucket import KEPT_FETCHES, Bucket
@@ -23,12 +25,15 @@ SCHEMA = pa.schema([("entry_id", pa.int64()), ("payload", pa.binary())])
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("with_side", [True, False])
-async def test_no_byte_of_a_part_is_fetched_twice(seed, with_side, monkeypatch):
+@pytest.mark.parametrize("fetch", [256, 1280])
+async def test_no_byte_of_a_part_is_fetched_twice_and_few_are_copied(
+    seed, with_side, fetch, monkeypatch
+):
     rng, world = random.Random(seed), World()
-    entries = [rng.randbytes(rng.choice([0, 5, 60, 200, 300])) for _ in range(60)]
+    entries = [rng.randbytes(rng.choice([0, 5, 60, 200, 300])) for _ in range(fetch // 4)]
     copy = await written(world, entries, block_size=100_000)
     store = world.bucket.connect((await opened(world, copy)).faults)
-    asked, kept, get = [], [], store.get_range_into
+    asked, kept, joined, get = [], [], [], store.get_range_into
 
     async def noted(key, start, targets):
         asked.append((start, start + sum(map(len, targets))))
@@ -42,6 +47,14 @@ async def test_no_byte_of_a_part_is_fetched_twice(seed, with_side, monkeypatch):
         kept.append(memory.kept_bytes)
 
     monkeypatch.setattr(LastRanges, "_put", noted_put)
+    read = Ranges.read
+
+    async def noted_read(*named, **options):
+        found = await read(*named, **options)
+        joined.extend([len(found)] * isinstance(found.obj, bytes))
+        return found
+
+    monkeypatch.setattr(Ranges, "read", noted_read)
 
     @contextlib.asynccontextmanager
     async def opened_copy(ledger, s3, *, fetch_bytes):
@@ -64,14 +77,16 @@ async def test_no_byte_of_a_part_is_fetched_twice(seed, with_side, monkeypatch):
         ms_max=INT64_MAX,
     )
     settings = S3Settings(bucket="b")
-    batches = [one async for one in store_batches(part, settings, SCHEMA, fetch_bytes=FETCH)]
+    batches = [one async for one in store_batches(part, settings, SCHEMA, fetch_bytes=fetch)]
     table = pa.Table.from_batches(batches)
     assert table["payload"].to_pylist() == entries
     assert table["entry_id"].to_pylist() == list(range(len(entries)))
     spans = sorted(asked)
     assert len(spans) > 3 * KEPT_FETCHES
     assert all(one[1] <= other[0] for one, other in itertools.pairwise(spans)), spans
-    assert max(kept) <= KEPT_FETCHES * FETCH
+    assert max(kept) <= KEPT_FETCHES * fetch
+    longest = FRAME_HEADER_LEN + max(map(len, entries))
+    assert sum(joined) <= len(spans) * (longest + FRAME_HEADER_LEN), "a frame that lies in two"
 
 
 async def test_an_object_whose_key_is_named_twice_is_read_once():
