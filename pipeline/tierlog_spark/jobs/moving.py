@@ -8,6 +8,7 @@ Invariants:
     * A bucket that is copied is never taken for whole before it is: no manifest names what has
       not arrived. Of a stream that had arrived once it says that such a ledger has no copy.
     * A stream whose manifest can't be read, in either bucket, keeps back no other one.
+    * Nothing is written where the clusters' manifests say that the target is another cluster's.
     * ``restore`` brings back objects that are missing or damaged, under the very keys that the
       bucket's manifests name; where there are none, those of its copy. What its copy can't bring
       is looked at all the same, and fails where it is not sound. It deletes nothing, and writes a
@@ -267,19 +268,25 @@ async def _prepared(move: Move) -> list[Incarnation]:
     async with _both(move) as (_, target):
         place = _manifests(target, move.target, _NO_CLUSTER)
         there = await place.clusters()
-        if move.restores and copied and there and there.keys().isdisjoint(copied):
-            raise _not_a_copy(move, copied, there)
+        if copied and there and there.keys().isdisjoint(copied):
+            raise _anothers(move, copied, there)
         return also_there(found, await place.streams(), move.streams)
 
 
-def _not_a_copy(move: Move, copied: Iterable[UUID], there: Iterable[UUID]) -> RefusedError:
+def _anothers(move: Move, copied: Iterable[UUID], there: Iterable[UUID]) -> RefusedError:
     of, ours = (", ".join(sorted(map(str, ids))) for ids in (copied, there))
+    done, remedy = "copied", "Name a bucket, or prefix, that is empty or has a copy of this cluster"
+    if move.restores:
+        done = "restored"
+        remedy = (
+            "Name a copy of this bucket; what is another cluster's gets a bucket, or prefix, of "
+            "its own, with: tierlog spark copy"
+        )
     return RefusedError(
         f"s3://{move.source.bucket} is of cluster {of}, and s3://{move.target.bucket}, into which "
-        f"it is to be restored, of cluster {ours}",
-        remedy="Name a copy of this bucket; what is another cluster's gets a bucket, or prefix, of "
-        "its own, with: tierlog spark copy",
-        details={"bucket": move.source.bucket},
+        f"it is to be {done}, of cluster {ours}",
+        remedy=remedy,
+        details={"bucket": (move.source if move.restores else move.target).bucket},
     )
 
 

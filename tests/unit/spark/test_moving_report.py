@@ -383,3 +383,28 @@ def test_what_is_another_clusters_is_not_restored_into_a_bucket(monkeypatch, dry
     assert moving.restore(RUN, BACK).counts["brought"] == 4
     run_virtual(written(), until_s=1000)
     assert moving.restore(run, BACK).counts["there"] == 4
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_nothing_is_copied_into_what_is_another_clusters(monkeypatch, dry_run):
+    """Whoever restored from that bucket later would have streams of both."""
+    buckets = run_virtual(begun(uncopied=0), until_s=1000)[1]
+    open_here(monkeypatch, buckets)
+    run, other = replace(RUN, dry_run=dry_run), Cluster(cluster_id=UUID(int=9), created_ms=1)
+
+    async def written():
+        manifests = buckets.manifests(buckets.store(COPY.target), COPY.target)
+        await manifests.write_cluster(1, ClusterManifest(cluster=other))
+        return dict(buckets.other.objects)
+
+    before = run_virtual(written(), until_s=1000)
+    words = f"s3://b is of cluster .* s3://t, into .* copied, of cluster {other.cluster_id}"
+    with pytest.raises(RefusedError, match=words) as told:
+        moving.copy(run, COPY)
+    assert "empty or has a copy of this cluster" in told.value.remedy
+    assert buckets.other.objects == before
+    # Where clusters share a place, one that has a copy there already goes on.
+    buckets.other.objects.clear()
+    assert moving.copy(RUN, COPY).counts["brought"] == 4
+    run_virtual(written(), until_s=1000)
+    assert moving.copy(run, COPY).counts["there"] == 4
