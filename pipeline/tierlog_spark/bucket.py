@@ -43,7 +43,7 @@ from tierlog.runtime.settings import S3Settings, Settings
 from tierlog.wiring.build import system_clock, system_ids
 from tierlog.wiring.objects import open_bucket
 from tierlog_spark.options import FETCH_BYTES
-from tierlog_spark.planning import StoredLedger
+from tierlog_spark.planning import Bounds, StoredLedger
 
 # Who only reads puts no cluster's id on an object.
 _NO_CLUSTER: Final = UUID(int=0)
@@ -135,8 +135,13 @@ class Bucket:
         if not await self.manifests.streams() and not await self.manifests.clusters():
             raise await self._unknown(StreamName(""))
 
-    async def streams(self, wanted: Sequence[StreamName]) -> list[KnownManifest]:
-        """Return streams by their names, each once; of a partitioned one, its partitions."""
+    async def streams(
+        self, wanted: Sequence[StreamName], *, whole: Bounds | None = None
+    ) -> list[KnownManifest]:
+        """Return streams by their names, each once; of a partitioned one, its partitions.
+
+        ``whole``: refuse to pass over a partition of which rows within it may be lost.
+        """
         found: list[KnownManifest] = []
         for name, known in zip(wanted, await self._load(wanted), strict=True):
             if known is None:
@@ -146,10 +151,29 @@ class Bucket:
                 found.append(known)
                 continue
             names = partition_names(name, known.head.partitions)
-            # One that never had a ledger copied may have no manifest yet.
-            found += [one for one in await self._load(names) if one is not None]
+            parts = dict(zip(names, await self._load(names), strict=True))
+            # One that is new may have no manifest yet, and one that was deleted is not missed.
+            found += [one for one in parts.values() if one is not None]
+            if whole is not None:
+                missing = [one for one in names if parts[one] is None and whole.wants_stream(one)]
+                await self._check_none_lost(name, names, missing)
         # A partition may be named beside the stream that it is of.
         return list({known.stream: known for known in found}.values())
+
+    async def _check_none_lost(
+        self, whole: StreamName, names: Sequence[StreamName], missing: Sequence[StreamName]
+    ) -> None:
+        """Refuse to pass over a partition that has no manifest; one that was deleted has one."""
+        for name in missing:
+            if not await self.manifests.streams(name):
+                raise RefusedError(
+                    f"stream {whole} has {len(names)} partitions, and below {self.place} there is "
+                    f"no manifest of {name}",
+                    reason=Reason.STREAM_NOT_FOUND,
+                    remedy="A scheduler of its cluster writes it soon, if one runs; else bring it "
+                    "back with: tierlog spark restore; or read what is there: failOnDataLoss=false",
+                    details={"stream": name},
+                )
 
     async def _load(self, names: Sequence[StreamName]) -> list[KnownManifest | None]:
         slots = asyncio.Semaphore(INDEXES_IN_FLIGHT)

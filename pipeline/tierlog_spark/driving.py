@@ -55,7 +55,8 @@ async def _plan_direct(options: ReadOptions, bounds: Bounds) -> list[Part]:
     within = Range(start=options.start, end=options.end)
     async with opened(options.s3, fetch_bytes=options.fetch_bytes) as bucket:
         found: list[Part] = []
-        streams = await bucket.streams(options.streams)
+        whole = bounds if options.fail_on_data_loss else None
+        streams = await bucket.streams(options.streams, whole=whole)
         if len(options.streams) == 1:
             check_single(options.streams[0], len(streams), within)
         for known in streams:

@@ -57,7 +57,8 @@ OPTIONS: Final[Mapping[str, str]] = {
     "pushDownFilters": "false: Spark applies all filters itself",
     "maxEntriesPerTrigger": "how many entries a batch of a streaming read takes",
     "maxBytesPerTrigger": "how many bytes of entries it takes, about",
-    "failOnDataLoss": "false: a streaming read goes on behind what was trimmed unread",
+    "failOnDataLoss": "false: a streaming read goes on behind what was trimmed unread, and a "
+    "direct one without a partition that has no manifest",
 }
 _NAMES: Final = {name.lower(): name for name in OPTIONS}
 _OF_EVENTS: Final = (

@@ -17,6 +17,7 @@ from tierlog.format.manifest import keep
 from tierlog.model.ids import EntryId, LedgerId, StreamName
 from tierlog.model.manifest import ManifestHead
 from tierlog.model.node import Cluster
+from tierlog.model.stream import StreamLifecycle
 from tierlog.offload.manifests import ManifestStore
 from tierlog.ports.objects import ObjectStore
 from tierlog.runtime.settings import S3Settings, Settings
@@ -59,6 +60,7 @@ class ManifestBucket:
         incarnation: UUID = INCARNATION,
         trimmed_through: int = -1,
         partitions: int = 0,
+        lifecycle: StreamLifecycle = StreamLifecycle.ACTIVE,
     ) -> None:
         """Write a stream's next manifest: ledgers of ten entries each come to those before."""
         manifests = self.manifests()
@@ -72,6 +74,7 @@ class ManifestBucket:
                 trimmed_through=LedgerId(trimmed_through),
                 trimmed_last=EntryId(9) if trimmed_through >= 0 else None,
                 partitions=partitions,
+                lifecycle=lifecycle,
             ),
             put={one.listed.ledger_id: keep(one) for one in listed(*numbers, uncopied=uncopied)},
             removed=[LedgerId(one) for one in removed],

@@ -16,6 +16,7 @@ from tierlog.model.errors import Reason, RefusedError
 from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.partitions import is_partitioned
 from tierlog.model.position import Edge, Position
+from tierlog.model.stream import StreamLifecycle
 from tierlog.ports.reads import ServedLedger, ServedLedgers
 from tierlog_reader.source import StreamSource
 from tierlog_spark import driving
@@ -150,6 +151,29 @@ def test_a_partition_named_beside_its_stream_is_read_once_from_the_bucket(monkey
     begin, end = ({f"s-partition-{one}": text for one in range(2)} for text in ("0:0", "13:0"))
     end["s-partition-0"] = "12:0"
     assert shown(one.value for one in reader.partitions(begin, end)) == both
+
+
+def test_a_partition_whose_manifests_are_lost_is_not_passed_over(monkeypatch):
+    """Its stream's manifest says how many there are; nothing else says what it had."""
+    bucket, one, lost = ManifestBucket(monkeypatch), "s-partition-0", "s-partition-1"
+    asyncio.run(bucket.write(partitions=2))
+    asyncio.run(bucket.write(11, stream=one))
+    with pytest.raises(RefusedError, match=f"2 partitions, and .* no manifest of {lost}") as told:
+        asyncio.run(plan(options(), ALL))
+    assert (told.value.reason, told.value.details) == (Reason.STREAM_NOT_FOUND, {"stream": lost})
+    assert "failOnDataLoss=false" in told.value.remedy
+    some = [(11, 0, 9)]
+    assert shown(asyncio.run(plan(options(failOnDataLoss="false"), ALL))) == some
+    # A filter by it wants nothing of the other one, and one that is named by itself is alone.
+    alone = replace(ALL, streams=frozenset({one}))
+    assert shown(asyncio.run(plan(options(), alone))) == some
+    assert shown(asyncio.run(plan(options(stream=one), ALL))) == some
+    # One that was deleted says so, and one without ledgers is there, and empty.
+    deleting = StreamLifecycle.DELETING
+    asyncio.run(bucket.write(stream=lost, incarnation=UUID(int=9), lifecycle=deleting))
+    assert shown(asyncio.run(plan(options(), ALL))) == some
+    asyncio.run(bucket.write(stream=lost, incarnation=UUID(int=10)))
+    assert shown(asyncio.run(plan(options(), ALL))) == some
 
 
 class PartitionedReads:
