@@ -14,7 +14,7 @@ Invariants:
       entries anywhere fetches their grains, where a side object tells which these are.
     * A walk holds no more than a range (with a side object: a grain) at once, and where no side
       object tells places it has room for that. What it will walk over next is fetched as far as
-      the memory keeps it.
+      the memory keeps it, and fails nobody who does not come there.
     * An entry that is longer than there is room for is not fetched, once its header told.
     * No state is tied to one reader: any number may use a handle at once.
 
@@ -24,7 +24,7 @@ that meets damage is tried once more with the grains of its first entry alone.
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Final, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
@@ -41,7 +41,7 @@ from tierlog.format.frame import (
 from tierlog.format.index import BlockRange, BlockTable, ObjectIndex
 from tierlog.format.run import Run, cut_runs
 from tierlog.ledger.reader import runs_within
-from tierlog.model.errors import CorruptError
+from tierlog.model.errors import CorruptError, TierlogError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.model.ledger import LedgerMetadata
 from tierlog.model.offload import Tier2Location
@@ -107,7 +107,9 @@ class Steps:
                 self._fetched = (number + self._window) * self._unit
                 if self._window > 1:
                     upto = min(self._end, self._fetched)
-                    await self._ranges.warm(self._source, at, upto, waited_for=True)
+                    # What fails here is met again where it is walked over, if it ever is.
+                    with suppress(TierlogError):
+                        await self._ranges.warm(self._source, at, upto, waited_for=True)
                 self._window = min(2 * self._window, self._ranges.limits.in_flight_max)
         return min(self._end, stop)
 

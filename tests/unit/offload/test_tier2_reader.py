@@ -19,6 +19,7 @@ from tests.unit.offload.test_repair import offloaded
 from tests.unit.offload.world import BLOCK, CLUSTER, ListHandle, World, entries_of
 from tierlog.adapters.memory.cache import MemoryCache
 from tierlog.adapters.memory.faults import FaultRates, Faults
+from tierlog.format.block import BLOCK_HEADER_LEN
 from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.format.index import INDEX_LEN_MAX
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
@@ -292,6 +293,30 @@ def test_every_cut_is_seen():
     length = run_virtual(_data_len())
     for cut in range(0, length, 7):
         assert damaged_reading(ENTRIES, lambda raw, cut=cut: raw[:cut]) is None
+
+
+def test_what_a_walk_fetches_ahead_fails_no_read_of_what_lies_before_it():
+    """Of an object that was cut all is read that is left in whole ranges, wherever it begins."""
+    entries = [bytes([number]) * 40 for number in range(60)]
+    limits = RangeLimits(range_bytes=64, in_flight_max=8, kept_bytes_max=2048)
+
+    async def read_alone(number: int, left: int) -> bytes:
+        world = World()
+        handle, _, _ = await copied(world, entries, ranges=limits, block_size=2**16)
+        key = handle.location.data_key
+        info, raw = world.bucket.objects[key]
+        world.bucket.objects[key] = info, raw[:left]
+        read = await handle.read_frames(EntryId(number), 1)
+        return bytes(read.frames[FRAME_HEADER_LEN:])
+
+    frame_len, ranges = FRAME_HEADER_LEN + 40, 32
+    whole = (ranges * limits.range_bytes - BLOCK_HEADER_LEN) // frame_len
+    left = ranges * limits.range_bytes + 7
+    for number in range(whole):
+        assert run_virtual(read_alone(number, left)) == entries[number]
+    for number in (whole, whole + 1, 59):
+        with pytest.raises(CorruptError, match=f"ends at byte {left} of"):
+            run_virtual(read_alone(number, left))
 
 
 @pytest.mark.parametrize("size", [28, 64, 512])
