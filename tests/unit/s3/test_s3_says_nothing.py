@@ -82,9 +82,10 @@ async def test_nor_one_that_is_there(nothing):
                 await read("k")
 
 
-async def test_nor_is_anything_deleted_or_aborted_by_a_page():
+@pytest.mark.parametrize("nothing", NOTHING)
+async def test_nor_is_anything_deleted_or_aborted_by_them(nothing):
     """Nobody would look for what a trimmed ledger left."""
-    page, done = Answer(200, None, NOTHING[1]), Answer(204)
+    page, done = Answer(200, None, nothing), Answer(204)
     async with ScriptedS3(page, done, page, done) as server, opened(server) as store:
         await store.delete("k")
         await store.abort_upload("k", "u")
@@ -94,3 +95,11 @@ async def test_nor_is_anything_deleted_or_aborted_by_a_page():
             await store.delete("k")
         with pytest.raises(RetryableError, match="says nothing"):
             await store.abort_upload("k", "u")
+
+
+async def test_a_store_that_deletes_with_200_says_that_it_is_one():
+    done = Answer(200, {"x-amz-request-id": "REQ-1"})
+    async with ScriptedS3(done, done) as server, opened(server) as store:
+        await store.delete("k")
+        await store.abort_upload("k", "u")
+        assert not server.script

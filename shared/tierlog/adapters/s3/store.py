@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from functools import partial
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -540,11 +541,17 @@ class S3ObjectStore:
         return take
 
     def _bare(self, what: str, key: str) -> Take:
-        """Return what takes an answer without a body: one to DELETE that has one is a page."""
+        """Return what takes an answer without a body: one to DELETE that has one is a page.
+
+        A store says 204, or 200 with its own name for the request; else it may be a proxy's.
+        """
 
         async def take(answer: Any) -> None:  # noqa: ANN401 - the library has no types
-            headers = answer["ResponseMetadata"]["HTTPHeaders"]
-            if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            metadata = answer["ResponseMetadata"]
+            headers = metadata["HTTPHeaders"]
+            bare = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+            stores = metadata["HTTPStatusCode"] == HTTPStatus.NO_CONTENT or request_of(answer)
+            if not (bare and stores):
                 raise self._nothing(answer, what, key)
 
         return take
