@@ -11,7 +11,7 @@ from tierlog.adapters.rpc.rest import PIECED_MIN
 from tierlog.format.checksum import crc32c
 from tierlog.format.frame import pack_entries
 from tierlog.model.errors import CorruptError, RetryableError
-from tierlog.model.ids import StreamName
+from tierlog.model.ids import LedgerId, StreamName
 from tierlog.model.position import Edge, Position, parse_position
 
 LOOPBACK = "127.0.0.1"
@@ -40,7 +40,7 @@ async def reads_of(body: bytes, headers: dict[str, str]) -> AsyncIterator[HttpRe
         return web.Response(body=body, headers=headers)
 
     app = web.Application()
-    app.router.add_get("/v1/streams/{stream}/runs", runs)
+    app.router.add_get("/{path:.*}", runs)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, LOOPBACK, 0).start()
@@ -78,3 +78,23 @@ async def test_an_answer_without_a_header_of_a_read_is_no_readers(left_out: str)
     async with reads_of(bytes(SMALL), headers) as reads:
         with pytest.raises(RetryableError, match=f"without the headers of a read: '{left_out}'"):
             await reads.read(StreamName("s"), Position.parse("12:5"), bytes_max=1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"{}", b"[]", b"null", b'"ok"', b"1"),
+        b'{"first": 1, "next": 1, "position": [], "trimmed_end": null, "incarnation": 1}',
+    ],
+)
+async def test_json_of_something_else_is_no_readers_answer(body: bytes) -> None:
+    stream = StreamName("s")
+    async with reads_of(body, {"Content-Type": "application/json"}) as reads:
+        for asked, what in (
+            (reads.bounds(stream), "a stream's bounds"),
+            (reads.ledgers(stream, LedgerId(0)), "a stream's ledgers"),
+            (reads.position_at(stream, "2026-01-31T12:00:00Z"), "a position"),
+        ):
+            with pytest.raises(RetryableError, match=f"answered without {what}: ") as caught:
+                await asked
+            assert "address is that of a Tierlog reader" in caught.value.remedy

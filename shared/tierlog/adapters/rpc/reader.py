@@ -1,6 +1,7 @@
 """The reader service over HTTP: frames with their checksum verified, bounds and ledgers."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 from uuid import UUID
@@ -52,48 +53,46 @@ class HttpReads:
         answer = await self._service.call(
             "GET", path, params=params, wait_s=wait_s, pieces=self._pieces
         )
-        try:
+        with self._understanding("the headers of a read"):
             resume = parse_position(answer.headers["Tierlog-Next"])
             if answer.status == _NO_CONTENT:
                 return FramesAnswer(resume=resume)
             return _frames(answer, resume)
-        except (KeyError, ValueError) as error:
-            raise RetryableError(
-                f"{self!r} answered without the headers of a read: {error}",
-                remedy="Check that the address is that of a Tierlog reader",
-            ) from error
 
     async def bounds(self, stream: StreamName) -> tuple[Position | Edge, Position | Edge]:
         """See ``StreamReads``."""
         path = f"/v1/streams/{quote(stream, safe='')}/bounds"
         found = await self._service.json("GET", path)
-        return parse_position(found["first"]), parse_position(found["next"])
+        with self._understanding("a stream's bounds"):
+            return parse_position(found["first"]), parse_position(found["next"])
 
     async def ledgers(self, stream: StreamName, first: LedgerId) -> ServedLedgers:
         """See ``ReadDesk``."""
         path = f"/v1/streams/{quote(stream, safe='')}/ledgers"
         found = await self._service.json("GET", path, params={"from": str(first)})
-        trimmed, resume = found["trimmed_end"], found["next"]
-        return ServedLedgers(
-            incarnation=UUID(found["incarnation"]),
-            ledgers=tuple(
-                ServedLedger(
-                    ledger_id=LedgerId(one["ledger_id"]),
-                    entry_count=one["entries"],
-                    length=one["bytes"],
-                    closed=one["closed"],
-                )
-                for one in found["ledgers"]
-            ),
-            trimmed_end=None if trimmed is None else Position.parse(trimmed),
-            resume=None if resume is None else LedgerId(resume),
-        )
+        with self._understanding("a stream's ledgers"):
+            trimmed, resume = found["trimmed_end"], found["next"]
+            return ServedLedgers(
+                incarnation=UUID(found["incarnation"]),
+                ledgers=tuple(
+                    ServedLedger(
+                        ledger_id=LedgerId(one["ledger_id"]),
+                        entry_count=one["entries"],
+                        length=one["bytes"],
+                        closed=one["closed"],
+                    )
+                    for one in found["ledgers"]
+                ),
+                trimmed_end=None if trimmed is None else Position.parse(trimmed),
+                resume=None if resume is None else LedgerId(resume),
+            )
 
     async def position_at(self, stream: StreamName, time: str) -> Position | Edge:
         """See ``ReadDesk``."""
         path = f"/v1/streams/{quote(stream, safe='')}/position"
         found = await self._service.json("GET", path, params={"time": time})
-        return parse_position(found["position"])
+        with self._understanding("a position"):
+            return parse_position(found["position"])
 
     async def explain(
         self, stream: StreamName, start: str, *, entries_max: int, bytes_max: int
@@ -103,6 +102,17 @@ class HttpReads:
         params = {"from": start, "entries_max": str(entries_max), "bytes_max": str(bytes_max)}
         found: Mapping[str, Any] = await self._service.json("GET", path, params=params)
         return found
+
+    @contextlib.contextmanager
+    def _understanding(self, what: str) -> Iterator[None]:
+        """Tell of an answer that is no reader's, whatever it has instead."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RetryableError(
+                f"{self!r} answered without {what}: {error}",
+                remedy="Check that the address is that of a Tierlog reader",
+            ) from error
 
     async def close(self) -> None:
         """See ``StreamReads``."""
