@@ -89,7 +89,8 @@ def copy(  # noqa: PLR0913 - one option each
 ) -> None:
     """Copy the bucket of the settings into another one: objects first, manifests last.
 
-    Run it again and it brings what is missing. Then: tierlog restore --from the new bucket.
+    Run it again and it brings what is missing. Then: tierlog restore --from the new bucket. A
+    bucket, or prefix, that is another cluster's is refused.
     """
     from tierlog.cli.objects import load_s3
     from tierlog.offload.verify import ReadBack
