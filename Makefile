@@ -87,9 +87,10 @@ test-interop: venv ## both ways with Apache Pulsar's own offloader (50 MB, fetch
 	  INTEROP_SEED=$$seed $(BIN)/pytest -v tests/interop/both_ways.py
 
 .PHONY: faults
-faults: venv ## a trouble at every request of offload, delete, trim and scrub: make faults LANES=6 SEED=7 STOPS=0.1
+faults: venv ## a trouble at every request of offload, delete, trim and scrub: make faults LANES=6 SEED=7 STOPS=0.1 WIPES=0.02
 	TIERLOG_FAULTS_SHARE=1 $(BIN)/pytest -q tests/faults/test_every_call.py
-	$(BIN)/python -m tests.faults.run --lanes $(or $(LANES),6) --seed $(or $(SEED),1) --stops $(or $(STOPS),0.1)
+	$(BIN)/python -m tests.faults.run --lanes $(or $(LANES),6) --seed $(or $(SEED),1) --stops $(or $(STOPS),0.1) \
+	  --wipes $(or $(WIPES),0.02)
 
 .PHONY: test-upgrade
 test-upgrade: venv ## a rolling upgrade from another commit and back, under load: make test-upgrade FROM=v0.1.0

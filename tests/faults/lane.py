@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import random
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -26,6 +26,7 @@ from tests.faults.proxy import FaultProxy, Judge
 from tests.plugins.fix_corner import environment_of
 from tests.unit.offload.world import entries_of
 from tierlog.adapters.rpc.ingest import GrpcStreamControl
+from tierlog.embedded.endpoints import ExternalS3, ExternalServers
 from tierlog.embedded.nodes import quorum_environment
 from tierlog.embedded.ports import LOOPBACK
 from tierlog.embedded.services import SERVICE_PORTS, EmbeddedServices, ServiceSpec, service_spec
@@ -83,16 +84,17 @@ class Lane:
         specs: Mapping[str, ServiceSpec],
         judges: Mapping[str, Judge],
         node_proxies: list[FaultProxy],
-        take_ports: Callable[[str, Sequence[str]], Mapping[str, int]],
+        servers: EmbeddedServers,
         logs: Path,
     ) -> None:
         self.settings = settings
         self.services = services
         self.parts = parts
         self.judges = judges
-        self.take_ports = take_ports
+        self.take_ports = servers.take_ports
         self._specs = specs
         self._node_proxies = node_proxies
+        self._servers = servers
         self._logs = logs
         self._logs_read: dict[str, int] = {}
         self._rng = random.Random(settings.s3.key_prefix)
@@ -176,6 +178,11 @@ class Lane:
     def resume(self, name: str) -> None:
         """SIGCONT."""
         self.services.children[name].signal(signal.SIGCONT)
+
+    async def wipe(self) -> None:
+        """Have Kafka come back without anything, for all lanes that have the same."""
+        self._servers.kill("kafka")
+        await self._servers.restart("kafka", empty=True)
 
     @contextlib.asynccontextmanager
     async def peer(self, victim: str, ports: Mapping[str, int]) -> AsyncIterator[None]:
@@ -309,6 +316,19 @@ async def until(
         raise AssertionError(f"{why()}: {error}") from error
 
 
+def own_queue(servers: EmbeddedServers, state_dir: Path) -> EmbeddedServers:
+    """Return servers, to be started, of which Kafka is a lane's own; the others are the same."""
+    where = servers.endpoints
+    s3 = ExternalS3(
+        endpoint_url=where.s3_endpoint_url,
+        access_key=where.s3_access_key,
+        secret_key=where.s3_secret_key,
+        bucket=where.s3_bucket,
+    )
+    others = ExternalServers(s3=s3, zookeeper=where.zookeeper_hosts, redis=where.redis_url)
+    return EmbeddedServers(state_dir, external=others)
+
+
 def corner_of(servers: EmbeddedServers, name: str) -> Settings:
     """Return settings with a ZooKeeper root, topics, a group and a key prefix of their own."""
     where = servers.endpoints
@@ -370,7 +390,7 @@ async def open_lane(
             specs=specs,
             judges=judges,
             node_proxies=node_proxies,
-            take_ports=servers.take_ports,
+            servers=servers,
             logs=folder,
         )
         stack.push_async_callback(lane.close)

@@ -2,10 +2,11 @@
 
 Lives a ledger once without trouble to learn the requests of offloader and scheduler, of a scrub and
 of a stream's deletion, then once for each of them and each trouble. At a share of the places the
-process is stopped past its session too, and resumed. Several lanes, each with processes of its own,
-work side by side over the same servers. A place that did not come again is tried again, and what
-never came is told by name. Ends with exit code 1 when a life ended badly, or when more than a tenth
-of all places never came; logs are kept then.
+process is stopped past its session too, and resumed; at a share the queue comes back without
+anything. Several lanes, each with processes of its own, work side by side over the same servers;
+where queues are wiped each has a Kafka of its own. A place that did not come again is tried again,
+and what never came is told by name. Ends with exit code 1 when a life ended badly, or when more
+than a tenth of all places never came; logs are kept then.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from typing import Final
 from uuid import uuid4
 
 from tests.faults.invariants import Fate
-from tests.faults.lane import KEPT, POLICY, VICTIMS, Lane, corner_of, open_lane
+from tests.faults.lane import KEPT, POLICY, VICTIMS, Lane, corner_of, open_lane, own_queue
 from tests.faults.lives import Plan, Told, Trouble, life, plans_at
 from tierlog.embedded.supervisor import EmbeddedServers
 from tierlog.runtime.logs import configure_logging
@@ -135,20 +136,22 @@ async def until_met(
     return told
 
 
-def share_of(plans: Sequence[Plan], count: int, seed: int) -> list[Plan]:
+def share_of(plans: Sequence[Plan], count: int, seed: int | str) -> list[Plan]:
     """Return so many of them, drawn by a seed, of every trouble and process if there is room."""
     drawn = random.Random(seed).sample(list(plans), k=len(plans))
     return drawn[:count]
 
 
-def stops_of(told: Sequence[Told], share: float, seed: int) -> list[Plan]:
-    """Return a share of the places, drawn by a seed, at which a process is stopped; of no scrub's.
+def seldom(told: Sequence[Told], trouble: Trouble, share: float, seed: int) -> list[Plan]:
+    """Return a share of the places, drawn by a seed, for a trouble that takes long; of no scrub's.
 
-    A leader that is stopped in a scrub takes the scrub along: nobody else goes on with it.
+    A leader that is stopped in a scrub takes the scrub along: nobody else goes on with it. And a
+    scrub has no use for the queue.
     """
     lives = [one for one in told if not one.plan.scrub]
-    plans = [plan for one in lives for plan in plans_at(one, troubles=(Trouble.STOP,))]
-    return share_of(plans, round(share * len(plans)), seed)
+    plans = [plan for one in lives for plan in plans_at(one, troubles=(trouble,))]
+    # By its name too: a small share is else drawn from the places of a larger one.
+    return share_of(plans, round(share * len(plans)), f"{seed} {trouble.name}")
 
 
 async def _lane(
@@ -165,11 +168,15 @@ async def _lane(
         plans = shared[kind]
         if plans.done() and not plans.result():
             continue
-        settings = corner_of(servers, f"faults-{number}-{uuid4().hex[:8]}")
         (folder / kind).mkdir(parents=True)
         async with AsyncExitStack() as stack:
             async with opens:  # processes of all lanes that start at once are not ready in time
-                opened = open_lane(servers, settings, folder / kind)
+                own = servers
+                if chosen.wipes and kind != "scrub":
+                    queue = own_queue(servers, folder / kind / "queue")
+                    own = await stack.enter_async_context(queue)
+                settings = corner_of(own, f"faults-{number}-{uuid4().hex[:8]}")
+                opened = open_lane(own, settings, folder / kind)
                 lane = await stack.enter_async_context(opened)
             told = await first_lives(lane, kind)
             if not plans.done():
@@ -190,7 +197,8 @@ def in_turn(number: int, kinds: Sequence[str]) -> list[str]:
 
 def _drawn(told: Sequence[Told], chosen: argparse.Namespace) -> deque[Plan]:
     plans = [plan for one in told for plan in plans_at(one, troubles=chosen.troubles)]
-    plans += stops_of(told, chosen.stops, chosen.seed)
+    for trouble, share in ((Trouble.STOP, chosen.stops), (Trouble.WIPE, chosen.wipes)):
+        plans += seldom(told, trouble, share, chosen.seed)
     print(f"{_counts(told)}; {len(plans)} lives in all", flush=True)
     return deque(share_of(plans, chosen.lives or len(plans), chosen.seed))
 
@@ -228,6 +236,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of lives")
     parser.add_argument(
         "--stops", type=float, default=0.1, help="the share of places with a stop too"
+    )
+    parser.add_argument(
+        "--wipes", type=float, default=0.0, help="the share of places with a wiped queue too"
     )
     parser.add_argument("--kills-only", action="store_true", help="no dropped or doubled requests")
     parser.add_argument("--keep", type=Path, help="where logs are kept")

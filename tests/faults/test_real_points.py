@@ -36,6 +36,7 @@ SERVERS = {
     "offloader": {"s3", "zookeeper", "kafka", "node"},
     "scheduler": {"s3", "zookeeper", "kafka"},
 }
+IN_MID_UPLOAD = Place("s3", "upload_part", 1)
 AT_THE_END = {
     "its upload is about to be complete": Place("s3", "complete_upload", 0),
     "its copy is about to be complete": Place("zookeeper", "set", 1),
@@ -125,25 +126,17 @@ async def without(lane: Lane, server: str) -> None:
 async def held_in_mid_upload(lane: Lane) -> LedgerId:
     lane.count_anew()
     judge = lane.judges["offloader"]
-    judge.arm(Place("s3", "upload_part", 1), Act.HOLD_REQUEST)
+    judge.arm(IN_MID_UPLOAD, Act.HOLD_REQUEST)
     ledger_id = await lane.seal(Fate.MOVED)
     async with asyncio.timeout(COMPLETE_S_MAX):
         await judge.met.wait()
     return ledger_id
 
 
-async def wipe(lane: Lane, servers: EmbeddedServers) -> None:
+async def wipe(lane: Lane, parts: Parts) -> None:
     """Have Kafka come back without anything in the middle of an upload."""
-    ledger_id = await held_in_mid_upload(lane)
-    servers.kill("kafka")
-    await servers.restart("kafka", empty=True)
-    lane.judges["offloader"].let_go(cut=True)
-    await lane.until_complete(ledger_id, seconds=COMPLETE_S_MAX)
-    await lane.until_rest()
-    # The next request has to come through the queue that forgot everything.
-    ledger_id = await lane.seal(Fate.MOVED)
-    await lane.until_complete(ledger_id, seconds=COMPLETE_S_MAX)
-    await lane.until_rest()
+    plan = Plan(victim="offloader", place=IN_MID_UPLOAD, trouble=Trouble.WIPE)
+    parts["wiped queue"].told.append(await life(lane, plan))
 
 
 Duty = Callable[[Lane, Parts], Awaitable[None]]
@@ -168,7 +161,7 @@ async def live(servers: EmbeddedServers, folder: Path, parts: Parts) -> None:
         async def last(lane: Lane, parts: Parts) -> None:
             await take_away(lane, parts)
             await asyncio.wait(others)
-            await wipe(lane, servers)
+            await wipe(lane, parts)
 
         both = [parts["away"], parts["wiped queue"]]
         group.create_task(on_lane(servers, folder / "away", last, both, parts))
@@ -263,4 +256,4 @@ def test_a_server_away_past_the_session_in_mid_upload_costs_nothing(check):
 
 
 def test_a_queue_wiped_in_mid_upload_costs_nothing(check):
-    check("wiped queue", lives=0)
+    check("wiped queue", lives=1)

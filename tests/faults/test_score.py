@@ -12,7 +12,7 @@ from tests.faults.run import (
     Score,
     in_turn,
     live_all,
-    stops_of,
+    seldom,
     until_met,
 )
 
@@ -75,7 +75,8 @@ async def test_further_places_are_drawn_until_one_came(first_met, lived):
     assert len(await until_met(live, [plan_at(number) for number in range(9)], 2)) == lived
 
 
-def test_a_share_of_places_is_stopped_at_and_none_of_a_scrub():
+@pytest.mark.parametrize("trouble", [Trouble.STOP, Trouble.WIPE])
+def test_a_share_of_places_is_stopped_or_wiped_at_and_none_of_a_scrub(trouble):
     places = tuple(Place("zookeeper", "set", number) for number in range(20))
     lives = [
         Told(plan=plan, met=False, complete_s=1.0, places=places)
@@ -85,12 +86,22 @@ def test_a_share_of_places_is_stopped_at_and_none_of_a_scrub():
             Plan(victim="scheduler", scrub=True),
         )
     ]
-    stops = stops_of(lives, 0.25, seed=1)
-    assert len(set(stops)) == 10
-    assert {one.trouble for one in stops} == {Trouble.STOP}
-    assert not any(one.scrub for one in stops)
-    assert stops != stops_of(lives, 0.25, seed=2)
-    assert stops_of(lives, 0.0, seed=1) == []
+    drawn = seldom(lives, trouble, 0.25, seed=1)
+    assert len(set(drawn)) == 10
+    assert {one.trouble for one in drawn} == {trouble}
+    assert not any(one.scrub for one in drawn)
+    assert drawn != seldom(lives, trouble, 0.25, seed=2)
+    assert seldom(lives, trouble, 0.0, seed=1) == []
+
+
+def test_stops_and_wipes_are_drawn_apart():
+    places = tuple(Place("zookeeper", "set", number) for number in range(40))
+    lives = [Told(plan=Plan(victim="offloader"), met=False, complete_s=1.0, places=places)]
+    stops, wipes = (
+        {one.place for one in seldom(lives, trouble, 0.25, seed=1)}
+        for trouble in (Trouble.STOP, Trouble.WIPE)
+    )
+    assert not wipes <= stops
 
 
 def test_a_lane_begins_with_a_kind_of_its_own_and_goes_on_with_those_of_others() -> None:
