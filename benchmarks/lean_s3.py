@@ -14,6 +14,7 @@ import socketserver
 import sys
 import threading
 from collections.abc import AsyncIterator
+from email.utils import formatdate
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -55,12 +56,13 @@ class Handler(socketserver.BaseRequestHandler):
 
     def _give(self, path: Path, first: int, last: int) -> None:
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            count = min(last + 1, size) - first
+            known = os.fstat(file.fileno())
+            count = min(last + 1, known.st_size) - first
+            made = formatdate(known.st_mtime, usegmt=True).encode()
             self.request.sendall(
-                b'HTTP/1.1 206 Partial Content\r\nETag: "lean"\r\n'
+                b'HTTP/1.1 206 Partial Content\r\nETag: "lean"\r\nLast-Modified: %s\r\n'
                 b"Content-Range: bytes %d-%d/%d\r\nContent-Length: %d\r\n\r\n"
-                % (first, first + count - 1, size, count)
+                % (made, first, first + count - 1, known.st_size, count)
             )
             while count:
                 sent = os.sendfile(self.request.fileno(), file.fileno(), first, count)

@@ -14,8 +14,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
-from tierlog.runtime.settings import ReaderSettings
+from tierlog.adapters.s3 import open_s3
+from tierlog.runtime.settings import ReaderSettings, S3Settings
+from tierlog.wiring.build import system_clock, system_ids
 from tierlog_reader.memory import parts_of
 
 ROOT = Path(__file__).parents[2]
@@ -208,3 +211,18 @@ def test_the_limit_of_a_far_bucket_is_what_is_in_flight_over_a_round_trip() -> N
 
 def test_places_are_equally_far_from_each_other() -> None:
     assert _benchmark("reading").places_in(7, 1000, 4) == ["7:0", "7:250", "7:500", "7:750"]
+
+
+async def test_the_lean_server_is_a_store_to_what_reads_objects_by_ranges(tmp_path: Path) -> None:
+    body = bytes(range(256)) * 8
+    (tmp_path / "objects").mkdir()
+    (tmp_path / "objects" / "one").write_bytes(body)
+    async with _benchmark("lean_s3").lean_s3("http://127.0.0.1:1", tmp_path / "objects") as url:
+        settings = S3Settings(
+            endpoint_url=url, bucket="b", access_key="a", secret_key=SecretStr("s")
+        )
+        clock, ids = system_clock(), system_ids()
+        async with open_s3(settings, clock=clock, ids=ids) as store:
+            target = bytearray(1000)
+            assert await store.get_range_into("one", 500, [memoryview(target)]) == 1000
+    assert target == body[500:1500]
