@@ -122,7 +122,7 @@ class ReaderServicer:
             where, sending_len = answer.resume, 0
             nothing_more = answer.chunk is None and request.stop_at_end
             try:
-                pieces = _pieces(_joined(answer), until)
+                pieces = _pieces(_before(_joined(answer), until))
                 del answer  # the last of its pieces is sent when it is gone
                 for count, piece in pieces:
                     left -= count
@@ -190,26 +190,41 @@ def _fitting(answer: Answer) -> Answer:
     return replace(answer, chunk=kept, resume=kept.end)
 
 
+def _before(answer: Answer, until: Position | None) -> Answer:
+    """Return what of an answer lies before a position: no more is sent, or counted as served."""
+    chunk, resume = answer.chunk, answer.resume
+    if chunk is None or until is None or not isinstance(resume, Position):
+        return answer
+    if chunk.end <= until:
+        return replace(answer, resume=min(resume, until))
+    if until <= Position(chunk.ledger_id, chunk.first_entry_id):
+        return replace(answer, chunk=None)
+    assert len(chunk.frames) == 1
+    frames, count = memoryview(chunk.frames[0]), until.entry_id - chunk.first_entry_id
+    end = int(walk_frames(frames, chunk.first_entry_id)[count])
+    return replace(answer, chunk=replace(chunk, count=count, frames=(frames[:end],)), resume=until)
+
+
 async def _response(answer: Answer) -> bytes:
     metrics.count(answer)
     response = pb.ReadResponse(next=_record(answer.resume), resume=str(answer.resume))
     if answer.chunk is not None:
         response.tier = answer.chunk.tier.value
-        for number, (here, data) in enumerate(_entries_of(answer.chunk, None), 1):
+        for number, (here, data) in enumerate(_entries_of(answer.chunk), 1):
             response.entries.add(position=_record(here), data=data)
             if number % ENTRIES_AT_ONCE == 0:
                 await asyncio.sleep(0)
     return response.SerializeToString()
 
 
-def _pieces(answer: Answer, until: Position | None) -> Iterator[tuple[int, bytes]]:
+def _pieces(answer: Answer) -> Iterator[tuple[int, bytes]]:
     """Give an answer in messages of about ``PIECE_BYTES``, and how many entries each has: some."""
     chunk = answer.chunk
     if chunk is None:
         return
     metrics.count(answer)
     piece, length = pb.ReadResponse(tier=chunk.tier.value), 0
-    for here, data in _entries_of(chunk, until):
+    for here, data in _entries_of(chunk):
         if piece.entries and length + len(data) > PIECE_BYTES:
             made = _going_on(piece, here)
             piece, length = pb.ReadResponse(tier=chunk.tier.value), 0
@@ -219,10 +234,7 @@ def _pieces(answer: Answer, until: Position | None) -> Iterator[tuple[int, bytes
         piece.entries.add(position=_record(here), data=data)
         length += OBJECT_BYTES + len(data)
     if piece.entries:
-        resume = answer.resume
-        if until is not None and isinstance(resume, Position):
-            resume = min(resume, until)
-        made = _going_on(piece, resume)
+        made = _going_on(piece, answer.resume)
         del answer, chunk, piece
         yield made
 
@@ -270,13 +282,11 @@ def _record(where: Position | Edge) -> pb.PositionRecord | None:
     return pb.PositionRecord(ledger_id=where.ledger_id, entry_id=where.entry_id)
 
 
-def _entries_of(chunk: Chunk, until: Position | None) -> Iterator[tuple[Position, bytes]]:
+def _entries_of(chunk: Chunk) -> Iterator[tuple[Position, bytes]]:
     assert len(chunk.frames) == 1
     frames = memoryview(chunk.frames[0])
     bounds = walk_frames(frames, chunk.first_entry_id).tolist()
     bounds.append(len(frames))
     for step, (start, end) in enumerate(pairwise(bounds)):
         here = Position(chunk.ledger_id, EntryId(chunk.first_entry_id + step))
-        if until is not None and here >= until:
-            return
         yield here, bytes(frames[start + FRAME_HEADER_LEN : end])
