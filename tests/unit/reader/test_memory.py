@@ -8,7 +8,16 @@ from typing import cast
 from prometheus_client import REGISTRY
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.reader.test_cached_ranges import MIB, Torn, memory_of, put, torn_ranges
+from tests.unit.reader.test_cached_ranges import (
+    GRAIN,
+    MIB,
+    Torn,
+    filled_bucket,
+    memory_of,
+    put,
+    source_of,
+    torn_ranges,
+)
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time
 from tierlog.adapters.memory.faults import no_faults
 from tierlog.adapters.memory.objects import MemoryObjectsClient
@@ -16,7 +25,7 @@ from tierlog.catalog import Catalog
 from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.model.errors import RetryableError
 from tierlog.model.ids import StreamName
-from tierlog.offload.ranges import Ranges
+from tierlog.offload.ranges import RangeLimits, Ranges
 from tierlog.ports.spending import CostMeter
 from tierlog.runtime.settings import ReaderSettings
 from tierlog_reader import metrics
@@ -175,6 +184,22 @@ def test_of_what_was_fetched_ahead_the_bytes_that_were_read_count_once():
         assert shown("ahead_bytes_total") == MIB
         assert shown("ahead_read_bytes_total") == expected
         assert shown("ahead_efficiency") == expected / MIB
+
+
+@on_virtual_time
+async def test_what_was_in_the_cache_and_what_was_waited_for_are_told_apart():
+    world, memory = await filled_bucket(), memory_of()
+    ranges = Ranges(world.bucket.connect(), RangeLimits(range_bytes=GRAIN), memory)
+    metrics.watch(ranges, memory, CostMeter())
+    names = "hits_total", "misses_total", "hit_bytes_total", "miss_bytes_total"
+    for start, end, expected in (
+        (0, 100, [0, 1, 0, 100]),
+        (50, GRAIN, [1, 1, GRAIN - 50, 100]),
+        # A range of which a part is not there was waited for.
+        (GRAIN - 10, GRAIN + 30, [1, 2, GRAIN - 40, 130]),
+    ):
+        await ranges.read(source_of("a", grains=False), start, end)
+        assert [shown(name, of="cache_") for name in names] == expected
 
 
 def test_how_full_the_cache_is_and_what_goes_from_it_is_shown():
