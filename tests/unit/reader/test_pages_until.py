@@ -1,4 +1,4 @@
-"""Pages that end before a position: also where that is another name for where they begin."""
+"""Following up to a position, also by another name for where it begins, and while nothing comes."""
 
 import asyncio
 
@@ -39,3 +39,18 @@ async def test_who_follows_up_to_what_lies_before_the_first_entry_is_done_at_onc
             f"{URL}/entries", params={"from": f"{first}:15", "to": f"{second}:0"}
         )
         assert (page.status_code, page.headers["Tierlog-Next"]) == (204, f"{second}:0")
+
+
+@on_virtual_time
+async def test_who_follows_is_sent_comments_while_nothing_comes():
+    world, _, second = await two_tiers(ENTRIES)
+    async with served(world) as (client, _):
+        params = {"from": f"{second}:15", "limit": 1}
+        following = asyncio.ensure_future(
+            client.get(f"{URL}/entries", params=params, headers=HEADERS)
+        )
+        await asyncio.sleep(25)
+        await world.write(second, ENTRIES[:1], first=15)
+        answer = await following
+    assert answer.text.startswith("retry: 1000\n\n" + 2 * ": nothing yet\n\n" + "id: ")
+    assert answer.text.count("data: ") == 1
