@@ -116,6 +116,20 @@ async def test_how_long_requests_took_and_how_they_ended_is_counted():
     assert meter.durations["get_object"].sum_s > 0
 
 
+async def test_a_body_that_stops_coming_has_its_deadline_and_is_asked_for_again():
+    stuck = answer(stops_at=len(BODY) // 2)
+    async with ScriptedS3(stuck, answer(), *[stuck] * 3) as server, asyncio.timeout(30):
+        settings = scripted(server).model_copy(
+            update={"request_s_max": 0.3, "bytes_per_s_min": 10**8}
+        )
+        reads = open_obstore(settings, meter=CostMeter(), clock=SystemClock(), ids=SystemIds())
+        assert await reads.get_range("k", 0, len(BODY)) == BODY
+        with pytest.raises(RetryableError):
+            await reads.get_range("k", 0, len(BODY))
+        assert len(server.requests) == 5
+        server.goes_on.set()
+
+
 async def test_its_requests_wait_for_the_pace_that_the_sdk_waits_for_too():
     script = [answer(), error(503, "SlowDown"), *[answer()] * 6]
     async with ScriptedS3(*script) as server:
