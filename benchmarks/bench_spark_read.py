@@ -66,6 +66,7 @@ from tierlog.model.stream import ListedLedger
 from tierlog.runtime.settings import S3Settings, Settings, load_settings
 from tierlog_spark import TierlogDataSource
 from tierlog_spark.bucket import opened
+from tierlog_spark.columns import TYPES, Table
 from tierlog_spark.jobs.export import ExportOptions, export
 from tierlog_spark.jobs.frame import JobRun
 from tierlog_spark.local import local_session, spark_environment
@@ -408,6 +409,8 @@ async def main() -> None:
     )
     parser.add_argument("--s3a", type=Path, help="folder of the jars of hadoop-aws")
     arguments = parse(parser, quick_mb=200)
+    if unknown := set(arguments.columns.split(",")) - set(TYPES[Table.EVENTS]):
+        parser.error(f"--columns: there is no {', '.join(sorted(unknown))}")
     if arguments.s3a is not None and not list(arguments.s3a.glob("hadoop-aws-*.jar")):
         parser.error(f"--s3a: there is no hadoop-aws-*.jar in {arguments.s3a}")
     # What the client packs events into.

@@ -227,6 +227,17 @@ async def _run(keep: Path, chosen: argparse.Namespace) -> Score:
     return score
 
 
+def share(text: str) -> float:
+    """Return a share of all, as it was said."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 (none) to 1 (all)")
+    return value
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run it; the process's exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -235,10 +246,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--lives", type=int, default=0, help="of each kind at most; 0: all")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of lives")
     parser.add_argument(
-        "--stops", type=float, default=0.1, help="the share of places with a stop too"
+        "--stops", type=share, default=0.1, help="the share of places with a stop too"
     )
     parser.add_argument(
-        "--wipes", type=float, default=0.0, help="the share of places with a wiped queue too"
+        "--wipes", type=share, default=0.0, help="the share of places with a wiped queue too"
     )
     parser.add_argument("--kills-only", action="store_true", help="no dropped or doubled requests")
     parser.add_argument("--keep", type=Path, help="where logs are kept")

@@ -12,6 +12,7 @@ from tests.faults.run import (
     Score,
     in_turn,
     live_all,
+    main,
     seldom,
     until_met,
 )
@@ -92,6 +93,14 @@ def test_a_share_of_places_is_stopped_or_wiped_at_and_none_of_a_scrub(trouble):
     assert not any(one.scrub for one in drawn)
     assert drawn != seldom(lives, trouble, 0.25, seed=2)
     assert seldom(lives, trouble, 0.0, seed=1) == []
+
+
+@pytest.mark.parametrize("option", ["--stops", "--wipes"])
+@pytest.mark.parametrize("said", ["-1", "7", "nan", "abc"])
+def test_a_share_that_is_none_is_refused_before_anything_starts(option, said, capsys):
+    with pytest.raises(SystemExit):
+        main([option, said])
+    assert f"{said} is not from 0 (none) to 1 (all)" in capsys.readouterr().err
 
 
 def test_stops_and_wipes_are_drawn_apart():
