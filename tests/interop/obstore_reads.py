@@ -130,6 +130,17 @@ async def test_a_body_that_stops_coming_has_its_deadline_and_is_asked_for_again(
         server.goes_on.set()
 
 
+async def test_a_body_that_comes_slowly_has_the_time_that_its_length_allows():
+    async with ScriptedS3(answer(stops_at=len(BODY) // 2)) as server, asyncio.timeout(30):
+        settings = scripted(server).model_copy(
+            update={"request_s_max": 0.3, "bytes_per_s_min": max(1, len(BODY) // 20)}
+        )
+        reads = open_obstore(settings, meter=CostMeter(), clock=SystemClock(), ids=SystemIds())
+        asyncio.get_running_loop().call_later(0.9, server.goes_on.set)
+        assert await reads.get_range("k", 0, len(BODY)) == BODY
+        assert len(server.requests) == 1
+
+
 async def test_its_requests_wait_for_the_pace_that_the_sdk_waits_for_too():
     script = [answer(), error(503, "SlowDown"), *[answer()] * 6]
     async with ScriptedS3(*script) as server:

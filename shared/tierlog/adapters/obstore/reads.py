@@ -50,6 +50,8 @@ TROUBLE: Final = (BaseError, OSError)
 OPERATION: Final = "get_object"
 # Of a body so much at least is waited for before it is copied.
 PIECE_BYTES_MIN: Final = 128 * 1024
+# The longest object that a store takes.
+OBJECT_BYTES_MAX: Final = 5 * 1024**4
 # The library tells of these by its error's text alone, which names the object, too.
 _NO_BUCKET: Final = "NoSuchBucket"
 _NO_KEY: Final = "NoSuchKey"
@@ -90,7 +92,8 @@ def open_obstore(
         client_options={
             "allow_http": (settings.endpoint_url or "").startswith("http://"),
             "connect_timeout": timedelta(seconds=settings.connect_timeout_s),
-            "timeout": timedelta(seconds=settings.request_s_max),
+            # Of any body, however long; what each may take, by its length, is watched here.
+            "timeout": timedelta(seconds=settings.longest_request_s(OBJECT_BYTES_MAX)),
         },
         retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=settings.retry_s_max)},
     )
