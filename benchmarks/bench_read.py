@@ -9,10 +9,11 @@ ranges    aioboto3 gets the same object by ranges of 1 MiB, one after the other
 aioboto3  it gets eight at a time, as the reader does
 obstore   the same with obstore, where that is installed (``make test-obstore`` does it)
 threads   the same with the standard library's client, a thread a connection, and no checksums
+relay     ``threads`` in a process that only passes on what it gets (``relay.py``), to this one
 
 The target is against the fastest of those that get eight at a time. All of them, and Apache
 Pulsar's own reader (``bench_read_peer.py``), have the bytes in the process that asks the store for
-them, as ``reader`` has; ``client`` and ``http`` have them in one more.
+them, as ``reader`` has; ``client`` and ``http`` have them in one more, as ``relay`` has.
 
 MB of the first four are of entries, without frames. The ledger went the whole way: appended,
 sealed, offloaded by the offloader, complete. The reader is started anew before each run, keeps less
@@ -57,6 +58,7 @@ from reading import (
     read_by_sdk,
     read_by_threads,
 )
+from relay import read_by_relay
 from tierlog.client import open_client
 from tierlog.format.frame import FRAME_HEADER_LEN
 from tierlog.runtime.settings import load_settings
@@ -151,7 +153,7 @@ async def main() -> None:
                         if "obstore" in plain_names
                     },
                     "ranges": partial(plain, "aioboto3", 1),
-                    **{name: partial(plain, name, IN_FLIGHT) for name in plain_names},
+                    **{name: partial(plain, name, IN_FLIGHT) for name in (*plain_names, "relay")},
                 },
                 arguments.runs,
             )
@@ -179,6 +181,11 @@ def claims_of(runs: Mapping[str, Sequence[Result]]) -> list[Claim]:
             for name in runs
             if name.startswith(("reader", "client", "http"))
         ),
+        *(
+            ratio_claim(f"{name} / relay", runs, of=name, to="relay", target=OF_PLAIN)
+            for name in ("client", "http")
+        ),
+        ratio_claim(f"relay / fastest: {fastest}", runs, of="relay", to=fastest),
         *(median_claim(name, runs[name], "mb_per_s", unit="MB/s") for name in runs),
         *(median_claim(f"{name}: CPU", runs[name], "cpu_s_per_gb", unit="s/GB") for name in runs),
     ]
@@ -191,6 +198,7 @@ MODES = {
     "aioboto3": read_by_sdk,
     "obstore": read_by_obstore,
     "threads": read_by_threads,
+    "relay": read_by_relay,
 }
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import aioboto3
 import aiohttp
@@ -153,7 +153,7 @@ async def read_on(parameters: Mapping[str, Any]) -> Result:
 
 
 @contextlib.asynccontextmanager
-async def _largest_object() -> AsyncIterator[tuple[Any, dict[str, str], int]]:
+async def largest_object() -> AsyncIterator[tuple[Any, dict[str, str], int]]:
     """Give the SDK's client, where the largest object is, and its length."""
     settings = load_settings().s3
     assert settings.secret_key is not None
@@ -175,7 +175,7 @@ async def _largest_object() -> AsyncIterator[tuple[Any, dict[str, str], int]]:
 
 async def read_by_sdk(parameters: Mapping[str, Any]) -> Result:
     """Get the largest object with aioboto3, so many ranges at a time (in a child)."""
-    async with _largest_object() as (s3, where, size):
+    async with largest_object() as (s3, where, size):
 
         async def get(start: int, length: int) -> int:
             asked = f"bytes={start}-{start + length - 1}"
@@ -203,7 +203,7 @@ async def read_by_obstore(parameters: Mapping[str, Any]) -> Result:
         },
         client_options={"allow_http": True},
     )
-    async with _largest_object() as (_, where, size):
+    async with largest_object() as (_, where, size):
         key = where["Key"]
 
     async def get(start: int, length: int) -> int:
@@ -238,7 +238,7 @@ async def read_by_threads(parameters: Mapping[str, Any]) -> Result:
     A thread a connection, the standard library's client, one buffer each. The address is signed
     before the clock starts.
     """
-    async with _largest_object() as (s3, where, size):
+    async with largest_object() as (s3, where, size):
         signed = await s3.generate_presigned_url("get_object", Params=where)
     number, starts = parameters["in_flight"], itertools.count(0, RANGE_BYTES)
     # Threads of its own: the loop has no more than the cores and four.
@@ -255,20 +255,26 @@ def _get_ranges(url: str, size: int, starts: "itertools.count[int]") -> int:
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port)
     buffer, length = memoryview(bytearray(RANGE_BYTES)), 0
     while (start := next(starts)) < size:
-        stop = min(size, start + RANGE_BYTES)
-        headers = {"Range": f"bytes={start}-{stop - 1}"}
-        connection.request("GET", f"{parts.path}?{parts.query}", headers=headers)
-        response = connection.getresponse()
-        assert response.status == 206, response.status
-        at = 0
-        while at < stop - start:
-            got = response.readinto(buffer[at : stop - start])
-            assert got, "cut body"
-            at += got
-        assert not response.read(), "more than was asked"
-        length += at
+        length += received(connection, parts, start, buffer[: size - start])
     connection.close()
     return length
+
+
+def received(
+    connection: http.client.HTTPConnection, parts: SplitResult, start: int, target: memoryview
+) -> int:
+    """Get an object's bytes from ``start`` on into all of ``target``; return how many."""
+    headers = {"Range": f"bytes={start}-{start + len(target) - 1}"}
+    connection.request("GET", f"{parts.path}?{parts.query}", headers=headers)
+    response = connection.getresponse()
+    assert response.status == 206, response.status
+    at = 0
+    while at < len(target):
+        got = response.readinto(target[at:])
+        assert got, "cut body"
+        at += got
+    assert not response.read(), "more than was asked"
+    return at
 
 
 # Around them
