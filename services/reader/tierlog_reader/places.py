@@ -282,7 +282,14 @@ def _not_listed(
         return no_such_entry(stream, where, last=EntryId(trimmed_end.entry_id - 1))
     before = Position(ledgers[0].ledger_id, _FIRST) if ledgers else trimmed_end
     if before is not None and where < before:
-        return _trimmed(stream, where, before=before)
+        error = _trimmed(stream, where, before=before)
+        if trimmed_end is None:
+            error.message = (
+                f"stream {stream} begins at {before}, and {where} is before that; as far as is"
+                " known, nothing of it was trimmed"
+            )
+            error.remedy = "Go on from earliest; or read the stream whose position it is"
+        return error
     return RefusedError(
         f"stream {stream} has no ledger {where.ledger_id}",
         reason=Reason.LEDGER_NOT_FOUND,

@@ -243,6 +243,9 @@ class BareLedgerCatalog:
     async def _read(self, ledger_id: LedgerId) -> tuple[LedgerMetadata, int]:
         found = await self._store.get(paths.ledger_path(ledger_id))
         if found is None:
+            # That of a stream's ledger goes with the local copy, and its context stays.
+            if await self._store.get(paths.context_path(ledger_id)) is not None:
+                raise _of_a_stream(ledger_id)
             raise context_not_found(ledger_id)
         metadata = ledger_metadata.decode_znode(found.data)
         if not await self._is_bare(ledger_id, metadata):

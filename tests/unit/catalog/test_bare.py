@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.unit.catalog.world import NODE, World, on_virtual_time, one_node
+from tests.unit.catalog.world import COPY, NODE, World, location, on_virtual_time, one_node
 from tierlog.adapters.memory.faults import Outcome
 from tierlog.format import ledger_metadata, paths
 from tierlog.model.errors import Reason, RefusedError
@@ -125,17 +125,31 @@ async def test_a_ledger_of_a_stream_is_left_alone():
     owner, claimed = await world.owner()
     ledger_id = await world.closed_ledger(owner, claimed)
     bare = owner.catalog.bare
-    for call in (
-        bare.get(ledger_id),
-        bare.claim(ledger_id, ONE),
-        bare.close(ledger_id, last_entry_id=EntryId(2), length=30),
-        bare.delete(ledger_id),
-    ):
-        with pytest.raises(RefusedError) as caught:
-            await call
-        assert caught.value.reason is Reason.INVALID_ARGUMENT
-        assert "belongs to a stream" in caught.value.message
+
+    async def is_left_alone() -> None:
+        for call in (
+            bare.get(ledger_id),
+            bare.claim(ledger_id, ONE),
+            bare.close(ledger_id, last_entry_id=EntryId(2), length=30),
+            bare.delete(ledger_id),
+        ):
+            with pytest.raises(RefusedError) as caught:
+                await call
+            assert caught.value.reason is Reason.INVALID_ARGUMENT
+            assert "belongs to a stream" in caught.value.message
+
+    await is_left_alone()
     assert await owner.catalog.ledgers.list_ids() == [ledger_id]
+    uuid = UUID(int=7)
+    contexts = owner.catalog.contexts
+    await contexts.begin_attempt(
+        ledger_id, uuid=uuid, location=location(uuid, ledger_id), worker="worker-1"
+    )
+    await contexts.complete_attempt(ledger_id, uuid=uuid, copy=COPY)
+    deleting = await contexts.begin_tier1_deletion(ledger_id, uuid=uuid)
+    await owner.catalog.ledgers.delete_tier1(ledger_id, deleting)
+    assert await owner.catalog.ledgers.list_ids() == []
+    await is_left_alone()
     assert not await bare.deletion_on_record(ledger_id)
 
 

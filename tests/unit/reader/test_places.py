@@ -112,6 +112,16 @@ def test_what_is_not_there_is_told_by_its_reason_and_with_a_remedy(where, reason
 TRIMMED_END = at(4, 6)
 
 
+@pytest.mark.parametrize("trimmed_end", [None, TRIMMED_END])
+def test_retention_is_blamed_only_where_it_took_something(trimmed_end):
+    """A position of another stream, or of another partition, is before the first ledger, too."""
+    with pytest.raises(RefusedError) as caught:
+        locate(LOGS, LIST, at(4, 0), trimmed_end=trimmed_end)
+    assert caught.value.reason is Reason.TRIMMED
+    told = f"{caught.value.message}. {caught.value.remedy}"
+    assert ("retention" in told) == (trimmed_end is not None)
+
+
 @pytest.mark.parametrize(
     ("ledgers", "where", "ledger_id", "resume"),
     [
