@@ -227,21 +227,26 @@ def line_of(event: FoundEvent) -> bytes:
 
 
 def wanted_type(accept: str | None, offered: Sequence[str]) -> str:
-    """Return which of the offered types a client likes best, or refuse all that it named."""
-    wishes: list[tuple[float, int, str]] = []
+    """Return which of the offered types a client likes best, or refuse all that it named.
+
+    What it says of a type holds before what it says of ``*/*`` (RFC 9110, 12.5.1).
+    """
+    wishes: dict[str, tuple[float, int]] = {}
     for number, one in enumerate((accept or "*/*").split(",")):
-        name, *parameters = (part.strip() for part in one.split(";"))
+        name, *parameters = (part.strip().lower() for part in one.split(";"))
         quality = next((part[2:] for part in parameters if part.startswith("q=")), "1")
         try:
-            wishes.append((-float(quality), number, name.lower()))
+            wishes.setdefault(name, (-float(quality), number))
         except ValueError:
             continue
-    for negative, _, name in sorted(wishes):
-        if negative == 0:
-            continue
-        for kind in offered:
-            if name in (kind, "*/*", kind.partition("/")[0] + "/*"):
-                return kind
+    found: list[tuple[float, int, int]] = []
+    for at, kind in enumerate(offered):
+        names = (kind, kind.partition("/")[0] + "/*", "*/*")
+        wish = next((wishes[name] for name in names if name in wishes), None)
+        if wish is not None and wish[0] < 0:
+            found.append((*wish, at))
+    if found:
+        return offered[min(found)[-1]]
     raise RefusedError(
         f"none of the types {(accept or '')[:200]!r} is served here",
         remedy=f"Accept one of: {', '.join(offered)}",

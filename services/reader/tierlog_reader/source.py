@@ -259,11 +259,12 @@ class StreamSource:
             except RetryableError as nowhere:
                 raise unrefused(gone) or next(iter(gone.values()), nowhere) from None
             try:
-                if tier is Tier.TIER1:
-                    return await self._tier1.entry_at_time(ledger, publish_ms)
-                assert context is not None
-                with spending(Cause.READ, stream):
-                    return await self._tier2.entry_at_time(ledger, context, publish_ms)
+                with step("times", f"ledger {ledger.ledger_id} in {tier}"):
+                    if tier is Tier.TIER1:
+                        return await self._tier1.entry_at_time(ledger, publish_ms)
+                    assert context is not None
+                    with spending(Cause.READ, stream):
+                        return await self._tier2.entry_at_time(ledger, context, publish_ms)
             except (RefusedError, RetryableError, CorruptError) as error:
                 failed.note(tier, error, context)
 

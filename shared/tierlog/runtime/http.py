@@ -249,6 +249,7 @@ async def _http_error(_request: Request, error: Exception) -> Response:
         problem.model_dump_json(exclude_none=True),
         status_code=error.status_code,
         media_type=PROBLEM_TYPE,
+        headers=error.headers,  # of 405: Allow
     )
 
 

@@ -224,10 +224,13 @@ def test_the_best_type_is_chosen_and_unknown_ones_are_refused():
         ARROW: ARROW,
         f"text/html, {OCTETS};q=0.5, {ARROW};q=0.9": ARROW,
         f"{NDJSON};q=0, {OCTETS}": OCTETS,
+        f"*/*, {NDJSON};q=0": OCTETS,
+        f"application/*;q=0.5, {OCTETS};Q=0.1, {NDJSON};Q=0.2": ARROW,
+        f"{OCTETS}, {NDJSON}": OCTETS,
     }
     for accept, kind in cases.items():
         assert wanted_type(accept, BODY_TYPES) == kind, accept
-    for accept in ("text/html", f"{NDJSON};q=0", "nonsense"):
+    for accept in ("text/html", f"{NDJSON};q=0", f"{NDJSON};q=nan", "nonsense"):
         with pytest.raises(RefusedError) as caught:
             wanted_type(accept, BODY_TYPES)
         assert ARROW in caught.value.remedy
@@ -406,6 +409,9 @@ async def test_a_read_is_explained():
         open_ledger = (await client.get(f"{URL}/explain", params={"from": f"{second}:0"})).json()
         assert (open_ledger["tier"], open_ledger["requests"]) == ("tier1", 0)
         assert open_ledger["tier_reason"] == "the ledger is open"
+        timed = (await client.get(f"{URL}/explain", params={"from": "time:9000000000000"})).json()
+        looked = [one["where"] for one in timed["steps"] if one["what"] == "times"]
+        assert looked[-1] == f"ledger {second} in tier1"
         nothing = (await client.get(f"{URL}/explain", params={"from": f"{second}:15"})).json()
         assert (nothing["tier"], nothing["entries"]) == (None, 0)
         assert shares.used_bytes == 0

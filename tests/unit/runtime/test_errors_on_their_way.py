@@ -101,6 +101,7 @@ async def test_what_the_framework_refuses_is_a_problem_too(http):
             arrived = error_of_problem(await answer.read(), status=status, source="test")
             assert arrived.reason is Reason.INVALID_ARGUMENT
             assert "/docs" in arrived.remedy
+            assert answer.headers.get("Allow") == ("POST" if status == 405 else None)
 
 
 async def test_a_bug_tells_that_the_outcome_is_unknown_and_nothing_else(http):
