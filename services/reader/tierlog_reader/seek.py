@@ -12,8 +12,9 @@ Invariants:
       ledger nothing before it is, as far as times grow from entry to entry. An end that is
       returned was looked up first, and all before it was searched then.
     * A ledger that is listed is passed over when all of it is older, never when it can't be read.
-    * A raw ledger of which no times are known (another program wrote it) counts from its first
-      entry. Of any other one whose copy has none (all in one object) the entries tell them.
+    * A raw ledger of which no times are known (its clients note none, nor do other programs)
+      counts from its first entry. Of any other one whose copy has none (all in one object) the
+      entries tell them.
     * A search reads a number of small pieces that grows with the logarithm of a ledger's length,
       each within its room, as a client of its own for each stream.
 """
