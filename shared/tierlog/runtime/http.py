@@ -130,9 +130,9 @@ def build_http_app(
 
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    app.add_api_route("/livez", livez, include_in_schema=False)
-    app.add_api_route("/readyz", readyz, include_in_schema=False)
-    app.add_api_route("/metrics", metrics, include_in_schema=False)
+    for path, answer in (("/livez", livez), ("/readyz", readyz), ("/metrics", metrics)):
+        # Some balancers probe with HEAD.
+        app.add_api_route(path, answer, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_exception_handler(TierlogError, _tierlog_error)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)

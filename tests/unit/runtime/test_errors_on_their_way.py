@@ -122,6 +122,8 @@ async def test_readiness_names_what_is_missing_and_liveness_does_not_depend_on_i
                 status,
                 {"ready": is_ready, "checks": {"store": is_ready}},
             )
+        async with session.head("/readyz") as answer:
+            assert (answer.status, await answer.read()) == (status, b"")
         async with session.get("/livez") as answer:
             assert answer.status == 200
     async with session.get("/metrics") as answer:
