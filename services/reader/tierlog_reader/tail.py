@@ -21,6 +21,7 @@ Invariants:
     * What subscriptions ask of tier 1 at once is within ``asked_bytes_max``: each asks for the less
       the more others do. (Runs come whole: of a longer one as much comes on top.)
     * At most ``ledgers_max`` ledgers are held; what they take of Python's heap counts as used.
+      Where somebody was at each of them just now, no other is followed: who waits asks tier 1.
 
 Cancellation: who waits may be cancelled; the subscription ends when nobody has asked for
 ``idle_s``, with ``run``, or with any trouble in tier 1, which whoever reads next then meets; a bug
@@ -54,6 +55,8 @@ log = structlog.get_logger()
 
 POLL_S: Final = 1.0
 """So long a subscription waits in tier 1 at once; a closed ledger is noticed that late at most."""
+UNUSED_S: Final = 1.0
+"""A ledger at which nobody was for so long may give its place to another one."""
 PAUSE_S: Final = 0.005
 """At least so much is between two answers that there is nothing yet."""
 TAKE_ENTRIES: Final = 100_000
@@ -105,6 +108,7 @@ class _Held:
     notes_max: int = NOTES_MAX_FIRST
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     live: bool = False
+    task: asyncio.Task[None] | None = None
     waiters: int = 0
     used_s: float = 0.0
 
@@ -267,16 +271,15 @@ class TailMemory:
             self._drop(ledger.ledger_id)
             held = None
         if held is None:
-            self._make_room()
-            if not self._manager.take(HELD_BYTES, Asks.TAIL):
+            if not self._make_room() or not self._manager.take(HELD_BYTES, Asks.TAIL):
                 return
             held = _Held(ReadIndex(self._store, self._manager), entry_id, entry_id)
             self._held[ledger.ledger_id] = held
         held.live = True
         self._used(ledger.ledger_id, held)
-        task = self._group.create_task(self._take(ledger, held))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        held.task = self._group.create_task(self._take(ledger, held))
+        self._tasks.add(held.task)
+        held.task.add_done_callback(self._tasks.discard)
 
     async def wait(self, ledger_id: LedgerId, entry_id: EntryId, wait_s: float) -> bool:
         """Wait for an entry; False: its subscription ended, and somebody else must be asked."""
@@ -368,10 +371,18 @@ class TailMemory:
         self._manager.give_back(NOTE_BYTES * (len(here) - sum(here)))
         held.notes_max = max(NOTES_MAX_FIRST, 2 * sum(here))
 
-    def _make_room(self) -> None:
+    def _make_room(self) -> bool:
+        """Have a place for one more, unless somebody was at each of them just now.
+
+        Who waits where it was taken away would come back at once, and take the next one's.
+        """
+        unused_since_s = asyncio.get_running_loop().time() - UNUSED_S
         while len(self._held) >= self._limits.ledgers_max:
-            # One that is followed goes too: who waits there then reads tier 1.
-            self._drop(next(iter(self._held)))
+            ledger_id, held = next(iter(self._held.items()))
+            if held.waiters or held.used_s > unused_since_s:
+                return False
+            self._drop(ledger_id)
+        return True
 
     def tick(self) -> None:
         """Drop ledgers that nobody follows and of which nothing is left."""
@@ -390,4 +401,6 @@ class TailMemory:
         self._forget(held)
         self._manager.give_back(HELD_BYTES)
         held.live = False
+        if held.task is not None:
+            held.task.cancel()  # what it asks of tier 1 counts
         held.wake()

@@ -328,6 +328,10 @@ async def test_what_comes_is_given_without_another_look_at_the_metadata():
         assert True not in looks
 
 
+def listed(ledger_id: int) -> ListedLedger:
+    return ListedLedger(ledger_id=LedgerId(ledger_id), opened_ms=0, block_size=1, owner_epoch=1)
+
+
 class EndlessTier:
     """Tier 1 in which nothing ever comes; notes what is asked of it."""
 
@@ -347,12 +351,8 @@ def test_what_subscriptions_ask_for_at_once_is_bounded_and_each_may_ask(count):
         tier1, memory = EndlessTier(), tails_of(16 * MIB)
         limits = TailLimits(ledgers_max=count)
         async with TailMemory(tier1, memory.store, memory.manager, limits).run() as tail:
-            listed = [
-                ListedLedger(ledger_id=LedgerId(one), opened_ms=0, block_size=1, owner_epoch=1)
-                for one in range(count)
-            ]
-            for one in listed:
-                tail.follow(one, EntryId(0))
+            for one in range(count):
+                tail.follow(listed(one), EntryId(0))
             await asyncio.sleep(0.5)
             assert len(tier1.asked) == count
             assert tail.asked_bytes == sum(tier1.asked) <= asked_bytes_max(count)
@@ -361,11 +361,39 @@ def test_what_subscriptions_ask_for_at_once_is_bounded_and_each_may_ask(count):
             await asyncio.sleep(30)
             assert (tail.subscriptions, tail.asked_bytes) == (0, 0)
             assert len(tier1.asked) >= 4 * count
-            tail.follow(listed[0], EntryId(0))
+            tail.follow(listed(0), EntryId(0))
             await asyncio.sleep(0.5)
             assert tier1.asked[-1] == tail.asked_bytes == MIB
 
     test()
+
+
+@on_virtual_time
+async def test_more_ledgers_than_there_are_places_do_not_take_each_others_in_turns():
+    tier1, memory = EndlessTier(), tails_of(16 * MIB)
+    limits = TailLimits(ledgers_max=2)
+    async with (
+        TailMemory(tier1, memory.store, memory.manager, limits).run() as tail,
+        asyncio.TaskGroup() as group,
+    ):
+        for one in (0, 1):
+            tail.follow(listed(one), EntryId(0))
+        slow = group.create_task(tail.wait(LedgerId(0), EntryId(0), 3.5))
+        for _ in range(8):
+            await asyncio.sleep(0.3)
+            assert await tail.wait(LedgerId(1), EntryId(0), 0.1)
+            tail.follow(listed(2), EntryId(0))
+            assert [tail.awaited(LedgerId(one)) for one in range(3)] == [0, 0, None]
+        assert await slow
+        assert await tail.wait(LedgerId(0), EntryId(0), 0.9)
+        # Nobody was at the second one for a second: what was asked for it is over at once.
+        tail.follow(listed(2), EntryId(0))
+        await asyncio.sleep(0)
+        assert [tail.awaited(LedgerId(one)) for one in range(3)] == [0, None, 0]
+        assert tail.subscriptions == 2
+        await asyncio.sleep(0.01)
+        assert tail.asked_bytes <= asked_bytes_max(2)
+        assert len(tail._tasks) == 2
 
 
 @pytest.mark.covers("C36")
@@ -380,11 +408,7 @@ async def test_what_tails_take_of_pythons_heap_makes_others_go_and_never_passes_
     assert manager.used_bytes > memory.store.bytes_max - HELD_BYTES
     async with TailMemory(EndlessTier(), memory.store, manager).run() as tail:
         for one in range(30):
-            ledger_id = LedgerId(one)
-            tail.follow(
-                ListedLedger(ledger_id=ledger_id, opened_ms=0, block_size=1, owner_epoch=1),
-                EntryId(0),
-            )
+            tail.follow(listed(one), EntryId(0))
             assert manager.overflow_bytes == 0
         assert tail.subscriptions == 30
         assert manager.owners_bytes == 30 * HELD_BYTES
