@@ -115,6 +115,7 @@ class ReaderServicer:
                 entries_max=entries_max,
                 bytes_max=min(bytes_max, BYTES_MAX),
                 wait_ms=0 if request.stop_at_end else FOLLOW_WAIT_MS,
+                following=True,
             )
             answer, room = await self._reads.read(
                 client, stream, where, budget, entry_bytes=OBJECT_BYTES

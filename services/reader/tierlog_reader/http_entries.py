@@ -288,6 +288,7 @@ def add_entry_routes(app: FastAPI, pages: EntryPages) -> None:
             entries_max=limit if limit is not None else LIMIT,
             bytes_max=min(bytes_max, limits.response_bytes_max // COPIES[kind]),
             wait_ms=max(wait_ms, FOLLOW_WAIT_MS) if following else wait_ms,
+            following=following,
         )
         where = await pages.start(name, start)
         still = still_admitted(request)

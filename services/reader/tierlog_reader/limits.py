@@ -9,6 +9,8 @@ from tierlog_reader.chunk import Budget
 
 ENTRIES_MAX: Final = 1_000_000
 WAIT_MS_MAX: Final = 600_000
+FOLLOWED_MS_MIN: Final = 1_000
+"""A call that follows reads again at once: so long it waits each time, however short reads may."""
 
 
 class ReadLimits(BaseModel, frozen=True):
@@ -18,12 +20,15 @@ class ReadLimits(BaseModel, frozen=True):
     wait_ms_max: int
     send_s_max: float = 30.0
 
-    def budget(self, *, entries_max: int, bytes_max: int, wait_ms: int) -> Budget:
-        """Return what was asked, within these limits."""
+    def budget(
+        self, *, entries_max: int, bytes_max: int, wait_ms: int, following: bool = False
+    ) -> Budget:
+        """Return what was asked, within these limits; ``following``: it is one read of many."""
+        wait_ms_max = max(self.wait_ms_max, FOLLOWED_MS_MIN) if following else self.wait_ms_max
         return Budget(
             entries_max=entries_max,
             bytes_max=min(bytes_max, self.response_bytes_max),
-            wait_s=min(wait_ms, self.wait_ms_max) / 1000,
+            wait_s=min(wait_ms, wait_ms_max) / 1000,
         )
 
 

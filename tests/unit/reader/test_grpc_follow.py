@@ -33,13 +33,13 @@ ENTRIES = numbered(0, 3000, size=2000)
 
 
 @contextlib.asynccontextmanager
-async def serving(entries, *, send_s_max, proxies=None):
+async def serving(entries, *, send_s_max, proxies=None, wait_ms_max=30_000):
     """Give a stub of a reader of ``entries``, and its shares; one of ``proxies`` is between."""
     world = ReaderWorld()
     await world.start(raw=True)
     await world.opened(entries)
     shares = Shares(64 * MIB, wait_s_max=5)
-    limits = ReadLimits(response_bytes_max=8 * MIB, wait_ms_max=30_000, send_s_max=send_s_max)
+    limits = ReadLimits(response_bytes_max=8 * MIB, wait_ms_max=wait_ms_max, send_s_max=send_s_max)
     async with world.reader(tails=tails_of()) as source:
         reads = ServedReads(source, shares)
         servicer = ReaderServicer(reads, TimeSeek(reads), limits)
@@ -110,6 +110,22 @@ async def test_who_stops_at_the_end_does_not_wait_there_for_more():
     async with serving(ENTRIES[:3], send_s_max=30) as (stub, _), asyncio.timeout(5):
         found = [entry.data async for one in stub.Follow(follow()) for entry in one.entries]
     assert found == ENTRIES[:3]
+
+
+async def test_who_follows_does_not_ask_without_a_pause_where_no_read_may_wait(monkeypatch):
+    reads, read = [], ServedReads.read
+
+    async def counted(self, *asked, **named):
+        reads.append(asked)
+        return await read(self, *asked, **named)
+
+    monkeypatch.setattr(ServedReads, "read", counted)
+    async with serving(ENTRIES[:3], send_s_max=30, wait_ms_max=0) as (stub, _):
+        call = stub.Follow(pb.FollowRequest(stream=STREAM))
+        assert len((await call.read()).entries) == 3
+        await asyncio.sleep(0.7)
+        assert len(reads) <= 2
+        call.cancel()
 
 
 LONGEST = BYTES_MAX - 100

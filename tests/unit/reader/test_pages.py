@@ -57,10 +57,12 @@ def stamped(number: int, publish_ms: int, **named) -> bytes:
 
 
 @asynccontextmanager
-async def served(world, *, tails=None, room_bytes=64 * MIB, send_s_max=30.0, gate=None):
+async def served(
+    world, *, tails=None, room_bytes=64 * MIB, send_s_max=30.0, gate=None, wait_ms_max=30_000
+):
     """Give an HTTP client of the reader's own routes, without a socket, and its shares."""
     shares = Shares(room_bytes, wait_s_max=5)
-    limits = ReadLimits(response_bytes_max=MIB, wait_ms_max=30_000, send_s_max=send_s_max)
+    limits = ReadLimits(response_bytes_max=MIB, wait_ms_max=wait_ms_max, send_s_max=send_s_max)
     async with world.reader(tails=tails or tails_of()) as source:
         app = build_http_app("reader", checks={})
         reads = ServedReads(source, shares)

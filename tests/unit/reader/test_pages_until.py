@@ -54,3 +54,19 @@ async def test_who_follows_is_sent_comments_while_nothing_comes():
         answer = await following
     assert answer.text.startswith("retry: 1000\n\n" + 2 * ": nothing yet\n\n" + "id: ")
     assert answer.text.count("data: ") == 1
+
+
+@on_virtual_time
+async def test_who_follows_is_not_sent_comments_without_a_pause_where_no_read_may_wait():
+    world, _, second = await two_tiers(ENTRIES)
+    async with served(world, wait_ms_max=0) as (client, _):
+        slow = AsgiClient(client.app, piece_s=0.1)
+        params = {"from": f"{second}:15", "limit": 1}
+        following = asyncio.ensure_future(
+            slow.get(f"{URL}/entries", params=params, headers=HEADERS)
+        )
+        await asyncio.sleep(25)
+        await world.write(second, ENTRIES[:1], first=15)
+        answer = await following
+    assert 20 <= answer.text.count(": nothing yet\n\n") <= 25
+    assert answer.text.count("data: ") == 1
