@@ -243,8 +243,9 @@ class Shares:
         self._grant()
 
     def _forget_idle(self, client: Client, account: _Account) -> None:
-        if not account.rooms and not account.waiting:
-            self._accounts.pop(client, None)
+        # Who is cancelled while it waits may come here when the client has another account.
+        if not account.rooms and not account.waiting and self._accounts.get(client) is account:
+            del self._accounts[client]
 
     def _exhausted(self, size: int) -> RetryableError:
         beyond = self._beyond()

@@ -175,3 +175,22 @@ def test_the_charts_reader_may_take_what_its_settings_say(tmp_path):
     assert limit.endswith("Gi")
     path = limit_file(tmp_path, str(int(limit.removesuffix("Gi")) * 1024 * MIB))
     assert parts_of(ReaderSettings(), [path]).total <= 0.5 * int(path.read_text())
+
+
+@on_virtual_time
+async def test_who_is_cancelled_while_it_waits_takes_no_room_out_of_the_books_that_came_since():
+    shares = Shares(1000, wait_s_max=10)
+    own, others, small = [await shares.take(client, 30) for client in ("a", "b", "b")]
+    waiting = asyncio.ensure_future(shares.take("a", 980))
+    await asyncio.sleep(0)
+    assert shares.waiting == 1
+    waiting.cancel()
+    # Before it takes a step: it is passed over, its client has nothing more, and comes again.
+    shares.give_back("b", others)
+    shares.give_back("a", own)
+    again = await shares.take("a", 30)
+    await asyncio.wait({waiting})
+    shares.give_back("a", again)
+    shares.give_back("b", small)
+    assert shares.used_bytes == 0
+    assert (await shares.take("a", 1000)).size == 1000
