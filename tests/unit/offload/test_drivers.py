@@ -311,3 +311,20 @@ def test_what_a_driver_gave_before_a_bad_place_is_read_and_then_it_is_told():
 
     bad = 3
     run_virtual(main())
+
+
+def test_an_entry_that_a_driver_leaves_out_is_told_and_no_other_is_given_for_it():
+    class Gapped(ListHandle):
+        async def read_runs(self, first, last, **how):
+            async for runs in super().read_runs(first, last, **how):
+                yield [run for run in runs if not run.first_entry_id <= lost <= run.last_entry_id]
+
+    async def main():
+        frames = FramesOfRuns(Gapped(LEDGER, ENTRIES, run_bytes_max=100))
+        read = await frames.read_frames(EntryId(0), 10**6)
+        assert 0 <= read.last_entry_id < lost
+        with pytest.raises(CorruptError, match=f"lacks entry {read.last_entry_id + 1}"):
+            await frames.read_frames(EntryId(read.last_entry_id + 1), 10**6)
+
+    lost = 7
+    run_virtual(main())

@@ -484,6 +484,13 @@ def test_what_was_forgotten_while_it_was_on_its_way_is_not_kept():
     check_bounds(memory)
 
 
+def test_room_for_some_entries_of_a_range_is_given_back_where_the_others_have_none():
+    memory = memory_of()
+    assert memory.blank("a", 0, 3 * MIB, ahead=False) is None
+    assert memory.store.entries == 0
+    check_bounds(memory)
+
+
 def test_what_is_there_already_is_not_replaced_and_gaps_are_filled():
     memory = memory_of()
     put(memory, "a", 1000, b"a" * 1000)

@@ -124,6 +124,17 @@ def test_the_newest_entry_is_not_idle_for_as_long_as_it_grows():
     assert len(tail) == 0
 
 
+def test_the_newest_entry_that_went_to_make_room_for_itself_begins_anew(room):
+    store, manager = room
+    tail = ReadIndex(store, manager)
+    free = store.free_blocks
+    assert tail.append(0, b"a" * 64 * (free - 2))
+    assert tail.append(64 * (free - 2), b"b" * 64 * 5)
+    assert tail.entries() == [(64 * (free - 2), 64 * (free + 3))]
+    assert text(tail.read(64 * (free - 2), 1000)) == b"b" * 64 * 5
+    audit(store, [entry.address for entry in tail._entries.values()])
+
+
 def test_what_is_present_is_never_replaced(room):
     store, manager = room
     index = ReadIndex(store, manager, entry_bytes_max=64)

@@ -96,8 +96,9 @@ def test_what_came_into_a_ledger_opened_since_the_last_look_is_found(raw):
     test()
 
 
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("rolls", [False, True])
-def test_what_comes_while_the_last_ledger_is_searched_is_not_passed_over(rolls):
+def test_what_comes_while_the_last_ledger_is_searched_is_not_passed_over(rolls, count):
     """The end that is returned is one up to which all was searched."""
 
     @on_virtual_time
@@ -110,9 +111,9 @@ def test_what_comes_while_the_last_ledger_is_searched_is_not_passed_over(rolls):
 
             async def later(stream):
                 source._end = look
-                await world.write(ledger, NEW, first=3, times=NEW_MS)
+                await world.write(ledger, NEW[:count], first=3, times=NEW_MS)
                 if rolls:
-                    await closed(world, ledger, [*OLD, *NEW])
+                    await closed(world, ledger, [*OLD, *NEW[:count]])
                     await world.opened(NEW, times=NEW_MS)
                 return await look(stream)
 
@@ -120,6 +121,18 @@ def test_what_comes_while_the_last_ledger_is_searched_is_not_passed_over(rolls):
             assert await seek_of(source).position_at(STREAM, 2_000_000) == at(ledger, 3)
 
     test()
+
+
+@on_virtual_time
+async def test_a_ledger_that_left_tier_1_since_the_last_look_is_searched_in_tier_2():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.sealed(OLD, times=OLD_MS)
+    async with world.reader(age_s=1000) as source:
+        assert await seek_of(source).position_at(STREAM, 1_000_001) == at(ledger, 1)
+        await world.offloaded(ledger)
+        await world.gone_locally(ledger)
+        assert await seek_of(source).position_at(STREAM, 1_000_001) == at(ledger, 1)
 
 
 @pytest.mark.parametrize("raw", [False, True])

@@ -87,3 +87,18 @@ async def test_where_latest_is_is_told_without_an_entry_that_nobody_has_room_for
         source._tier1.last_confirmed = and_then_more_comes
         source._tier1.read = unread
         assert await source.latest(STREAM) == at(ledger, len(A))
+
+
+@on_virtual_time
+async def test_what_failed_of_a_ledger_trimmed_since_the_last_look_is_no_word_on_the_next_one():
+    world = ReaderWorld()
+    await world.start()
+    first, _ = await world.sealed(A), await world.sealed(A[:2])
+    async with world.reader(age_s=1000) as source:
+        await source.snapshot(STREAM)
+        retention, incarnation = world.catalog().retention, world.claimed.incarnation
+        await retention.begin_trim(STREAM, incarnation, [first], grounds=await world.grounds())
+        await retention.drop_tier1(first)
+        await retention.finish_trim(STREAM, incarnation, first)
+        del world.node.runs[first]
+        assert payloads(await source.read(STREAM, Edge.EARLIEST, budget())) == A[:2]

@@ -292,6 +292,26 @@ async def test_a_subscription_ends_when_nobody_asks_and_what_it_took_counts_as_u
     assert tails.store.entries == 0
 
 
+@on_virtual_time
+async def test_who_follows_again_does_not_wait_for_all_that_came_while_nobody_did():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.opened(A)
+    async with world.reader(tails=tails_of()) as source, asyncio.TaskGroup() as group:
+        tail = source._memory
+        following = group.create_task(followed(source, at(ledger, len(A)), B[-1]))
+        await asyncio.sleep(1)
+        await world.write(ledger, B, first=len(A))
+        await following
+        await asyncio.sleep(20)
+        taken = tail.bytes_taken
+        assert (taken > 0, tail.subscriptions) == (True, 0)
+        await world.write(ledger, C, first=len(A + B))
+        end = at(ledger, len(A + B + C))
+        assert (await source.read(STREAM, end, budget(wait_s=1))).chunk is None
+        assert (tail.bytes_taken, tail.subscriptions) == (taken, 1)
+
+
 class PromptNode(MemoryStorageNode):
     """Answers who waits as soon as there is something."""
 
