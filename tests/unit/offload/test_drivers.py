@@ -203,6 +203,8 @@ def test_frames_of_a_driver_that_knows_runs_alone():
                 ]
                 assert found == ENTRIES[first : read.last_entry_id + 1]
                 assert found
+                # Runs come whole, two of them at once.
+                assert len(read.frames) < size + 2 * 100
         with pytest.raises(RefusedError) as refused:
             await frames.read_frames(EntryId(len(ENTRIES)), 10)
         assert refused.value.reason is Reason.NO_SUCH_ENTRY
@@ -263,6 +265,27 @@ def test_readers_close_what_a_driver_opened_once_nobody_reads_it():
             assert [payloads(read.result()) for read in reads] == [ENTRIES] * 6
             assert [one.closed for one in lent] == [1, 1, 0, 0, 0, 0]
         assert [one.closed for one in lent] == [1] * 6
+
+    run_virtual(main())
+
+
+def test_a_copy_of_a_driver_that_ends_elsewhere_than_its_ledger_is_closed_and_told():
+    async def main():
+        world, shelf = DrivenReaderWorld(), Shelf()
+        await world.start()
+        world.driven_by = drivers_of(world, Shelf.name, shelf)
+        ledger_id = await world.sealed(ENTRIES)
+        await world.offloaded(ledger_id)
+        await world.gone_locally(ledger_id)
+        shorter = ListHandle(ledger_id, ENTRIES[:-1])
+
+        async def open_other(_):
+            return shorter
+
+        async with world.reader(open_other=open_other) as source:
+            with pytest.raises(CorruptError):
+                await source.read(STREAM, at(ledger_id, 0), budget())
+            assert shorter.closed
 
     run_virtual(main())
 

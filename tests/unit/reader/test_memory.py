@@ -79,6 +79,21 @@ async def test_the_list_of_a_stream_of_very_many_ledgers_is_read_and_counts_beyo
         assert held.beyond == 0, "the next one sends it away"
 
 
+@on_virtual_time
+async def test_as_many_requests_as_there_may_be_are_all_that_their_part_has():
+    world = ReaderWorld()
+    await world.start()
+    memory, parts = memory_of(), parts_of(LIMITS)
+    ranges = torn_ranges(Torn(), memory)
+    assert ranges.limits.range_bytes == LIMITS.range_bytes
+    ranges.in_flight = LIMITS.ranges_in_flight_max
+    async with world.reader() as source:
+        held = held_of(parts, ranges, memory, source._tier2, source._views)
+        assert held.sizes["in_flight"]() == parts.in_flight
+        ranges.in_flight += 1
+        assert held.beyond == 2 * LIMITS.range_bytes, "a body, and what a library has of it"
+
+
 def test_what_others_hold_beyond_their_own_answers_do_not_get():
     async def main():
         beyond = 0

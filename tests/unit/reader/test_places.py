@@ -191,12 +191,18 @@ S = OffloadState
         (S.TIER1_DELETING, "tier1", Tier.TIER2),
         (S.TIER1_DELETED, "tier1", Tier.TIER2),
         (S.REPAIRING, "tier2", Tier.TIER2),
+        (S.REPAIRING, "tier1", Tier.TIER1),
     ],
 )
 def test_the_tier_follows_the_context_and_the_priority(state, priority, tier):
     gone_locally = state is S.TIER1_DELETED
     found = context(state, bookkeeper_deleted=gone_locally)
     assert choose_tier(LIST[0], found, priority=priority) is tier
+
+
+def test_what_is_repaired_after_it_went_from_tier_1_is_not_looked_for_there():
+    found = context(S.REPAIRING, bookkeeper_deleted=True)
+    assert choose_tier(LIST[0], found, priority="tier1") is Tier.TIER2
 
 
 def test_an_open_ledger_is_only_ever_in_tier_1():

@@ -283,6 +283,27 @@ async def test_a_ledger_whose_objects_are_gone_and_whose_nodes_are_away_is_not_s
         assert await seek_of(source).position_at(STREAM, 1_000_000) == at(first, 0)
 
 
+@on_virtual_time
+async def test_a_copy_that_a_search_finds_gone_is_kept_open_nowhere():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.sealed(OLD, times=OLD_MS)
+    await world.offloaded(ledger)
+    await world.gone_locally(ledger)
+    context = await world.context(ledger)
+    assert context.location is not None
+    async with world.reader() as source:
+        tier2 = source._tier2
+        assert await seek_of(source).position_at(STREAM, 1_000_001) == at(ledger, 1)
+        assert (len(tier2._handles), len(world.cache.values)) == (1, 2)
+        del world.bucket.objects[context.location.side_key]
+        tier2.side_pages.forget(context.location.side_key)
+        (listed,) = (await source.snapshot(STREAM)).ledgers
+        with pytest.raises(RefusedError):
+            await tier2.entry_at_time(listed, context, 1_000_001)
+        assert (len(tier2._handles), world.cache.values) == (0, {})
+
+
 def test_where_to_begin_is_read():
     assert parse_start("earliest") is Edge.EARLIEST
     assert parse_start("12:3") == at(12, 3)

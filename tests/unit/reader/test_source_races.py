@@ -8,8 +8,10 @@ from tests.unit.reader.test_tail import closed
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
 from tierlog.format import paths
 from tierlog.model.errors import Reason, RetryableError
+from tierlog.model.ids import EntryId
 from tierlog.model.position import Edge
 from tierlog.ports.metadata import Delete
+from tierlog_reader.source import TAIL_GRACE_S
 
 A = [b"%d" % number for number in range(5)]
 
@@ -102,3 +104,20 @@ async def test_what_failed_of_a_ledger_trimmed_since_the_last_look_is_no_word_on
         await retention.finish_trim(STREAM, incarnation, first)
         del world.node.runs[first]
         assert payloads(await source.read(STREAM, Edge.EARLIEST, budget())) == A[:2]
+
+
+@pytest.mark.parametrize("asked", ["end", Edge.EARLIEST])
+def test_what_was_acknowledged_a_moment_before_the_nodes_hear_of_it_is_found(asked):
+    @on_virtual_time
+    async def test():
+        world = ReaderWorld()
+        await world.start()
+        ledger = await world.opened(A, lac=-1 if asked is Edge.EARLIEST else 2)
+        where = asked if asked is Edge.EARLIEST else at(ledger, 3)
+        async with world.reader() as source, asyncio.TaskGroup() as group:
+            reading = group.create_task(source.read(STREAM, where, budget()))
+            await asyncio.sleep(TAIL_GRACE_S / 2)
+            world.node.confirm(ledger, EntryId(len(A) - 1))
+        assert payloads(reading.result()) == (A if asked is Edge.EARLIEST else A[3:])
+
+    test()

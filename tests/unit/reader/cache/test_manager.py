@@ -225,6 +225,20 @@ def test_a_working_set_larger_than_the_cache_is_fetched_once_through(readers):
     assert all(each == 1 for count in fetched for each in count[:ranges])
 
 
+def test_an_entry_that_another_one_still_reads_stays():
+    room = Room()
+    index = room.index()
+    index.fill(0, data(1), Asks.WANTED)
+    first, second = index.read(0, BLOCK), index.read(0, BLOCK)
+    assert first is not None
+    assert second is not None
+    first.release()
+    assert not room.manager.promise(140 * BLOCK, Asks.TAIL)
+    assert len(index) == 1
+    second.release()
+    assert room.manager.promise(140 * BLOCK, Asks.TAIL)
+
+
 def test_a_pinned_entry_stays_and_takes_its_place_in_line_again():
     room = Room()
     index = room.index()
