@@ -356,6 +356,25 @@ def test_what_was_damaged_on_its_way_is_read_anew():
     run_virtual(main())
 
 
+def test_where_a_damaged_length_said_that_entries_lie_is_not_remembered():
+    async def main():
+        world = World()
+        handle, _, _ = await copied(world, ENTRIES)
+        key = handle.location.data_key
+        info, raw = world.bucket.objects[key]
+        at = 128 + 3  # the length of entry 0, behind which entry 1 lies
+        world.bucket.objects[key] = info, raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :]
+        await handle.read_frames(EntryId(0), 1)
+        with pytest.raises(CorruptError):
+            await handle.read_frames(EntryId(1), 1)
+        world.bucket.objects[key] = info, raw
+        for number in (2, 1, 0):
+            read = await handle.read_frames(EntryId(number), 1)
+            assert bytes(read.frames[12 : 12 + len(ENTRIES[number])]) == ENTRIES[number]
+
+    run_virtual(main())
+
+
 def test_a_missing_object_is_told_as_such():
     async def main():
         world = World()

@@ -94,6 +94,21 @@ async def test_as_many_requests_as_there_may_be_are_all_that_their_part_has():
         assert held.beyond == 2 * LIMITS.range_bytes, "a body, and what a library has of it"
 
 
+@on_virtual_time
+async def test_what_each_part_holds_beyond_its_own_counts():
+    world = ReaderWorld()
+    await world.start()
+    memory, parts = memory_of(), parts_of(LIMITS)
+    async with world.reader() as source:
+        tier2 = source._tier2
+        held = held_of(parts, torn_ranges(Torn(), memory), memory, tier2, source._views)
+        memory.manager.owners_bytes = parts.cache - memory.manager.used_bytes + 1
+        tier2.index_bytes = parts.indexes + 10
+        tier2.offsets.size_bytes = parts.offsets + 100
+        source._views._contexts.size_bytes = parts.views + 1000
+        assert held.beyond == 1111
+
+
 def test_what_others_hold_beyond_their_own_answers_do_not_get():
     async def main():
         beyond = 0

@@ -195,6 +195,25 @@ async def test_who_was_put_aside_counts_until_the_last_who_uses_it_has_let_it_go
 
 
 @on_virtual_time
+async def test_what_was_put_aside_before_it_was_read_ahead_of_is_closed_once():
+    world, shelf, _ = await driven_world(1)
+    lent: list[Lent] = []
+
+    async def open_other(context):
+        lent.append(Lent(shelf.kept[context.uuid]))
+        return lent[-1]
+
+    async with world.reader(open_other=open_other) as source:
+        tier2 = source._tier2
+        ((listed, context),) = await copies_of(world, source)
+        await tier2.read(listed, context, EntryId(0), budget(entries=100))
+        assert tier2._ahead, "it was begun, and did not take a step yet"
+        await tier2._disown(context)
+        await asyncio.sleep(1)
+        assert (lent[0].closed, tier2.index_bytes) == (1, 0)
+
+
+@on_virtual_time
 async def test_what_is_in_use_takes_its_bytes_from_what_is_kept_unused():
     """So a copy that many read is not opened anew beside itself, and all end within the bound."""
     world, ledgers = await offloaded_world(count=4)

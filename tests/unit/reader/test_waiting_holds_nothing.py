@@ -18,6 +18,7 @@ from tests.unit.reader.test_source import numbered
 from tests.unit.reader.test_tail import tails_of
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
 from tierlog.format.entry import encode_entry
+from tierlog.model.errors import RetryableError
 from tierlog.proto.v1 import reader_pb2 as pb
 from tierlog_reader import http_entries, seek
 from tierlog_reader.documents import EVENTS
@@ -221,3 +222,17 @@ async def test_a_few_entries_of_a_run_do_not_keep_all_of_it(closed):
             (frames,) = answer.chunk.frames
             with memoryview(frames) as view, memoryview(view.obj) as kept:
                 assert kept.nbytes <= 2 * view.nbytes
+
+
+@on_virtual_time
+async def test_who_is_told_an_error_holds_nothing():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.sealed(numbered(0, 10))
+    async with world.reader() as source:
+        shares = Shares(64 * 1024 * 1024, wait_s_max=5)
+        world.node.down = True
+        with pytest.raises(RetryableError):
+            await ServedReads(source, shares).read("a", STREAM, at(ledger, 0), budget())
+        assert shares.most_used_bytes > 0
+        assert shares.used_bytes == 0
