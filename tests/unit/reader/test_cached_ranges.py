@@ -491,6 +491,16 @@ def test_room_for_some_entries_of_a_range_is_given_back_where_the_others_have_no
     check_bounds(memory)
 
 
+def test_what_was_on_its_way_for_longer_than_a_tick_is_kept():
+    memory = memory_of()
+    blank = memory.blank("a", 0, 1000, ahead=False)
+    assert blank is not None
+    memory.tick()
+    Filling(blank.targets).add(BODIES["a"][:1000])
+    blank.keep(ahead=False)
+    assert memory.get("a", 0, 1000) == BODIES["a"][:1000]
+
+
 def test_what_is_there_already_is_not_replaced_and_gaps_are_filled():
     memory = memory_of()
     put(memory, "a", 1000, b"a" * 1000)

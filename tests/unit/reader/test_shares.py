@@ -49,6 +49,19 @@ def test_what_is_promised_never_passes_the_bound_and_everybody_is_served(seed):
     test()
 
 
+@on_virtual_time
+async def test_who_stops_waiting_holds_up_nobody_from_then_on():
+    loop, shares = asyncio.get_running_loop(), Shares(1000, wait_s_max=5)
+    await shares.take("a", 500)
+    large, small = [asyncio.create_task(shares.take(*one)) for one in (("b", 900), ("c", 300))]
+    await asyncio.sleep(0.1)
+    assert shares.waiting == 2, "the large one is waited for"
+    gone_s = loop.time()
+    large.cancel()
+    await small
+    assert loop.time() == gone_s
+
+
 @pytest.mark.parametrize("stuck_clients", [1, 2, 5])
 def test_clients_that_take_nothing_hold_up_nobody_else(stuck_clients):
     @on_virtual_time

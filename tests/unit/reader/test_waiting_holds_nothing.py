@@ -236,3 +236,18 @@ async def test_who_is_told_an_error_holds_nothing():
             await ServedReads(source, shares).read("a", STREAM, at(ledger, 0), budget())
         assert shares.most_used_bytes > 0
         assert shares.used_bytes == 0
+
+
+@on_virtual_time
+async def test_who_goes_while_ledgers_are_listed_for_it_holds_nothing():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.opened(numbered(0, 10))
+    async with world.reader() as source:
+        shares = Shares(64 * 1024 * 1024, wait_s_max=5)
+        world.node.read_delay_s = 10
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await ServedReads(source, shares).ledgers("a", STREAM, ledger, count_max=5)
+        assert shares.most_used_bytes > 0
+        assert shares.used_bytes == 0

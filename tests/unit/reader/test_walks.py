@@ -14,7 +14,7 @@ from tierlog.model.errors import Reason, RetryableError
 from tierlog.model.ids import EntryId
 from tierlog.offload.pacing import ReadPace
 from tierlog.offload.range_memory import Extent, LastRanges
-from tierlog.offload.ranges import WALK_COPIES, RangeLimits, Ranges
+from tierlog.offload.ranges import WALK_COPIES, RangeLimits, Ranges, Source
 from tierlog.ports.spending import Cause, CostMeter, spending
 from tierlog.ports.throttle import BURST_BYTES
 from tierlog_reader.shares import Shares
@@ -194,3 +194,25 @@ def test_a_walk_pays_for_a_range_once_of_which_memory_has_lost_a_part(layout):
         assert fetches[True] == fetches[False]
 
     test()
+
+
+@on_virtual_time
+async def test_walks_over_one_object_leave_room_for_those_over_others():
+    walks = Shares(3 * ROOM, wait_s_max=5)
+    ranges = Ranges(SlowObjects(World().bucket), LIMITS, walks=walks)
+
+    async def walk(key, stream):
+        with spending(Cause.READ, stream):
+            async with ranges.walking(Source(key, 1000)):
+                await asyncio.sleep(10)
+
+    tasks = [asyncio.create_task(walk("a", "x")) for _ in range(5)]
+    await asyncio.sleep(1)
+    assert (walks.used_bytes, walks.waiting) == (2 * ROOM, 3)
+    tasks += [asyncio.create_task(walk(*other)) for other in (("b", "x"), ("a", "y"))]
+    await asyncio.sleep(1)
+    assert (walks.used_bytes, walks.waiting) == (3 * ROOM, 4), "the second one fits no more"
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert (walks.used_bytes, walks.waiting) == (0, 0)
