@@ -283,6 +283,24 @@ async def test_a_ledger_whose_objects_are_gone_and_whose_nodes_are_away_is_not_s
         assert await seek_of(source).position_at(STREAM, 1_000_000) == at(first, 0)
 
 
+@pytest.mark.parametrize("times", [(0, 0), OLD_MS])
+def test_a_search_holds_no_room_once_it_has_ended(times):
+    """By halves where no times are known, and then entry by entry."""
+
+    @on_virtual_time
+    async def test():
+        world = ReaderWorld()
+        await world.start()
+        await world.opened(OLD, times=times)
+        async with world.reader() as source:
+            shares = Shares(64 * 1024 * 1024, wait_s_max=5)
+            await TimeSeek(ServedReads(source, shares)).position_at(STREAM, 1_000_001)
+            assert shares.most_used_bytes > 0
+            assert shares.used_bytes == 0
+
+    test()
+
+
 @on_virtual_time
 async def test_a_copy_that_a_search_finds_gone_is_kept_open_nowhere():
     world = ReaderWorld()

@@ -50,6 +50,19 @@ def test_what_is_promised_never_passes_the_bound_and_everybody_is_served(seed):
 
 
 @on_virtual_time
+async def test_who_goes_in_the_moment_in_which_room_comes_gives_it_back():
+    shares = Shares(1000, wait_s_max=5)
+    room = await shares.take("a", 1000)
+    waiting = asyncio.create_task(shares.take("b", 1000))
+    await asyncio.sleep(0.1)
+    shares.give_back("a", room)
+    assert (shares.used_bytes, waiting.done()) == (1000, False)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert (shares.used_bytes, len(shares._accounts)) == (0, 0)
+
+
+@on_virtual_time
 async def test_who_stops_waiting_holds_up_nobody_from_then_on():
     loop, shares = asyncio.get_running_loop(), Shares(1000, wait_s_max=5)
     await shares.take("a", 500)

@@ -1,6 +1,7 @@
 """Open ledgers that go, or are gone, while they are asked how far they are confirmed."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -121,3 +122,36 @@ def test_what_was_acknowledged_a_moment_before_the_nodes_hear_of_it_is_found(ask
         assert payloads(reading.result()) == (A if asked is Edge.EARLIEST else A[3:])
 
     test()
+
+
+@on_virtual_time
+async def test_an_end_of_which_too_few_nodes_tell_is_unknown():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.opened(A)
+    async with world.reader() as source:
+        end = source._tier1.end
+
+        async def of_few(ledger_id):
+            return replace(await end(ledger_id), covered=False)
+
+        source._tier1.end = of_few
+        with pytest.raises(RetryableError) as caught:
+            await source.bounds(STREAM)
+        assert caught.value.reason is Reason.UNKNOWN
+        source._tier1.end = end
+        assert await source.bounds(STREAM) == (at(ledger, 0), at(ledger, len(A)))
+
+
+@on_virtual_time
+async def test_an_end_that_moves_into_a_shorter_ledger_while_it_is_looked_for_is_told():
+    world = ReaderWorld()
+    await world.start()
+    first = await world.opened(A, lac=-1)
+    async with world.reader() as source, asyncio.TaskGroup() as group:
+        asked = group.create_task(source.bounds(STREAM))
+        await asyncio.sleep(1)
+        assert not asked.done()
+        await closed(world, first, A)
+        second = await world.opened(A[:1])
+    assert asked.result() == (at(first, 0), at(second, 1))

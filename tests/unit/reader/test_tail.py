@@ -416,6 +416,42 @@ async def test_more_ledgers_than_there_are_places_do_not_take_each_others_in_tur
         assert len(tail._tasks) == 2
 
 
+@on_virtual_time
+async def test_no_more_ledgers_are_held_than_allowed_and_the_one_used_longest_ago_goes():
+    memory = tails_of()
+    limits = TailLimits(ledgers_max=2)
+    async with TailMemory(EndlessTier(), memory.store, memory.manager, limits).run() as tail:
+        for one in range(3):
+            tail.follow(listed(one), EntryId(0))
+            await asyncio.sleep(0.6)
+        assert [tail.awaited(LedgerId(one)) for one in range(3)] == [None, 0, 0]
+        assert tail.subscriptions == 2
+        assert memory.manager.owners_bytes == 2 * HELD_BYTES
+
+
+@on_virtual_time
+async def test_what_comes_for_a_ledger_that_is_held_no_more_takes_nothing():
+    class SlowTier:
+        async def read(self, ledger, first_entry_id, budget):
+            await asyncio.sleep(1)
+            frames, _ = pack_entries([b"late"])
+            return Chunk(
+                ledger_id=ledger.ledger_id,
+                first_entry_id=first_entry_id,
+                count=1,
+                frames=(frames,),
+                tier=Tier.TIER1,
+            )
+
+    memory = tails_of()
+    async with TailMemory(SlowTier(), memory.store, memory.manager).run() as tail:
+        tail.follow(listed(1), EntryId(0))
+        await asyncio.sleep(0.5)
+        tail._drop(LedgerId(1))
+        await asyncio.sleep(10)
+        assert (memory.manager.owners_bytes, memory.store.entries) == (0, 0)
+
+
 @pytest.mark.covers("C36")
 @on_virtual_time
 async def test_what_tails_take_of_pythons_heap_makes_others_go_and_never_passes_the_limit():
