@@ -195,6 +195,23 @@ async def test_who_was_put_aside_counts_until_the_last_who_uses_it_has_let_it_go
 
 
 @on_virtual_time
+async def test_of_too_many_one_goes_that_nobody_uses_though_another_was_used_longer_ago():
+    world, shelf, _ = await driven_world(3)
+
+    async def open_other(context):
+        return Lent(shelf.kept[context.uuid])
+
+    async with world.reader(open_other=open_other, handles_max=2) as source:
+        tier2 = source._tier2
+        first, second, third = await copies_of(world, source)
+        used, unused = await tier2._open(*first), await tier2._open(*second)
+        await tier2._let_go(unused)
+        await tier2._let_go(await tier2._open(*third))
+        assert (used.aside, unused.aside) == (False, True)
+        await tier2._let_go(used)
+
+
+@on_virtual_time
 async def test_what_was_put_aside_before_it_was_read_ahead_of_is_closed_once():
     world, shelf, _ = await driven_world(1)
     lent: list[Lent] = []

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -9,10 +10,12 @@ from structlog.testing import capture_logs
 from tests.unit.offload.test_single import driver_of
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
 from tierlog.adapters.memory.faults import FaultRates, Faults
-from tierlog.model.errors import RefusedError, RetryableError
+from tierlog.model.errors import CorruptError, RefusedError, RetryableError
+from tierlog.model.ids import EntryId
 from tierlog.model.position import Edge, Position
 from tierlog.offload.ranges import RangeLimits
 from tierlog.offload.tier2_reader import FEW_ENTRIES_MAX
+from tierlog_reader import tier2
 from tierlog_reader.tier2 import FETCHES_AHEAD_MAX, ObjectTier
 from tierlog_reader.views import LISTED_BYTES, VALUE_BYTES, AgedCache, Views
 
@@ -425,6 +428,44 @@ async def test_a_copy_that_is_gone_is_taken_from_what_readers_share(offloader, k
         with pytest.raises((RefusedError, RetryableError)):
             await source.read(STREAM, at(ledger, 0), budget(entries=1))
     assert world.cache.values == {}
+
+
+@pytest.mark.parametrize("offloader", [ReaderWorld.offloader, driver_of])
+@on_virtual_time
+async def test_a_copy_that_ends_elsewhere_than_its_ledger_is_damaged(offloader):
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.sealed(ENTRIES)
+    await world.offloaded(ledger, offloader(world))
+    async with world.reader() as source:
+        (listed,) = (await source.snapshot(STREAM)).ledgers
+        longer = replace(listed, last_entry_id=EntryId(listed.last_entry_id + 1))
+        context = await world.context(ledger)
+        with pytest.raises(CorruptError, match=f"ends with entry {listed.last_entry_id}"):
+            await source._tier2.read(longer, context, EntryId(0), budget())
+
+
+@on_virtual_time
+async def test_of_where_reads_ended_no_more_is_kept_than_allowed(monkeypatch):
+    monkeypatch.setattr(tier2, "ENDS_MAX", 3)
+    world, (ledger,) = await offloaded_world()
+    async with world.reader() as source:
+        for number in range(10):
+            await source.read(STREAM, at(ledger, number), budget(entries=1))
+        assert [entry_id for _, entry_id in source._tier2._ends] == [8, 9, 10]
+
+
+@on_virtual_time
+async def test_however_short_ledgers_are_few_are_opened_ahead():
+    world = ReaderWorld()
+    await world.start()
+    ledgers = [await world.sealed([b"alone"]) for _ in range(6)]
+    for ledger in ledgers:
+        await world.offloaded(ledger)
+    async with world.reader(handles_max=10) as source:
+        await source.read(STREAM, at(ledgers[0], 0), budget())
+        await asyncio.sleep(10)
+        assert len(source._tier2._handles) == 1 + tier2.LEDGERS_AHEAD_MAX
 
 
 @pytest.mark.parametrize("opened", [False, True])

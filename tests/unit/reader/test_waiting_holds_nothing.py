@@ -19,6 +19,7 @@ from tests.unit.reader.test_tail import tails_of
 from tests.unit.reader.world import STREAM, ReaderWorld, at, budget, on_virtual_time, payloads
 from tierlog.format.entry import encode_entry
 from tierlog.model.errors import RetryableError
+from tierlog.model.position import Edge
 from tierlog.proto.v1 import reader_pb2 as pb
 from tierlog_reader import http_entries, seek
 from tierlog_reader.documents import EVENTS
@@ -251,3 +252,27 @@ async def test_who_goes_while_ledgers_are_listed_for_it_holds_nothing():
                 await ServedReads(source, shares).ledgers("a", STREAM, ledger, count_max=5)
         assert shares.most_used_bytes > 0
         assert shares.used_bytes == 0
+
+
+@on_virtual_time
+async def test_who_waits_where_all_was_trimmed_since_the_last_look_holds_nothing():
+    world = ReaderWorld()
+    await world.start()
+    ledger = await world.sealed(numbered(0, 10))
+    async with world.reader(age_s=1000) as source:
+        await source.snapshot(STREAM)
+        retention, incarnation = world.catalog().retention, world.claimed.incarnation
+        await retention.begin_trim(STREAM, incarnation, [ledger], grounds=await world.grounds())
+        await retention.drop_tier1(ledger)
+        await retention.finish_trim(STREAM, incarnation, ledger)
+        del world.node.runs[ledger]
+        shares = Shares(64 * 1024 * 1024, wait_s_max=5)
+        wanted = budget(wait_s=10)
+        reading = asyncio.create_task(
+            ServedReads(source, shares).read("a", STREAM, Edge.EARLIEST, wanted)
+        )
+        await asyncio.sleep(5)
+        assert shares.most_used_bytes > 0, "there was something to read"
+        assert shares.used_bytes == 0
+        answer, _ = await reading
+        assert (answer.chunk, answer.resume) == (None, at(ledger, 10))
