@@ -31,7 +31,7 @@ from tierlog.model.position import TIME_PREFIX, Edge, Position, parse_position
 from tierlog.model.stream import ListedLedger
 from tierlog_reader.chunk import Budget, Chunk
 from tierlog_reader.served import ServedReads
-from tierlog_reader.source import UNLISTED_REASONS
+from tierlog_reader.source import UNLISTED_REASONS, unknown
 
 SKEW_MS: Final = 60_000
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -96,8 +96,10 @@ class TimeSeek:
                         stream, ledger, publish_ms, older, raw=snapshot.stream.raw
                     )
                 except RefusedError as error:
-                    if error.reason not in UNLISTED_REASONS or ledger.ledger_id in refused:
+                    if error.reason not in UNLISTED_REASONS:
                         raise
+                    if ledger.ledger_id in refused:  # and a list that was read since has it
+                        raise unknown(error) from error
                     # It may have been trimmed, or closed without an entry, since the list was read.
                     refused.add(ledger.ledger_id)
                     snapshot = await self._source.snapshot(stream, fresh=True)

@@ -423,7 +423,7 @@ class StreamSource:
             _reraise_unless_gone(error)
             failed = state.failures_of(ledger_id)
             if failed.errors:  # and a list that was read since has it as open
-                raise _unknown(error) from error
+                raise unknown(error) from error
             failed.note(Tier.TIER1, error, None)
             state.fresh = True
             return None
@@ -505,7 +505,7 @@ class StreamSource:
             _reraise_unless_gone(error)
             tail = error.reason is Reason.NOT_YET
             if not tail and (last_look or isinstance(error, RetryableError)):
-                raise _unknown(error) from error
+                raise unknown(error) from error
             if not last_look:
                 # It may have been closed, or be gone: the metadata tells.
                 state.fresh = not state.looked or not tail
@@ -572,8 +572,8 @@ def _with_entries(snapshot: StreamSnapshot) -> StreamSnapshot:
     return snapshot
 
 
-def _unknown(error: TierlogError) -> TierlogError:
-    """Return what to tell when an open ledger can't be read: never that an entry is missing."""
+def unknown(error: TierlogError) -> TierlogError:
+    """Return what to tell when a listed ledger can't be read: never that an entry is missing."""
     if isinstance(error, RetryableError):
         return error
     return RetryableError(
