@@ -43,6 +43,7 @@ from tierlog.model.offload import Tier2Copy, Tier2Location
 from tierlog.offload.blocks import BESIDE_BYTES, PART_NUMBER_MAX
 from tierlog.offload.budget import UploadBudget, UploadShare
 from tierlog.offload.driver import Tier2Settings, stream_of, user_metadata
+from tierlog.offload.groups import within
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.timed import CopyTime, OffloaderAround
 from tierlog.ports.objects import ObjectStore, Part
@@ -252,7 +253,7 @@ class ExportingOffloader(OffloaderAround):
         limit_s = self._limit_s(handle)
         patience = asyncio.timeout(limit_s)
         try:
-            async with patience:
+            async with within(patience):
                 await self._exporter.export(handle, location, extra_metadata)
         except TierlogError as error:
             self._note_failure(handle, str(error))

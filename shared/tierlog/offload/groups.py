@@ -1,7 +1,7 @@
 """Errors out of task groups as what they are, and work that outlasts who began it.
 
 A TaskGroup wraps what its tasks raise. Callers here catch Tierlog's kinds; ``plain_errors``
-gives them the first one, with the group as its cause.
+gives them the first one, with the group as its cause; ``within`` a timeout that groups don't upset.
 """
 
 import asyncio
@@ -23,6 +23,23 @@ def plain_errors() -> Iterator[None]:
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first from group
+
+
+@contextlib.asynccontextmanager
+async def within(patience: asyncio.Timeout) -> AsyncIterator[None]:
+    """Enter a timeout that ends with TimeoutError also where a group failed inside of it.
+
+    Python 3.11 counts the failure of a group that is waited for as one more cancellation, for
+    good: a timeout around it then takes its own for somebody else's, and passes it on.
+    """
+    try:
+        async with patience:
+            yield
+    except asyncio.CancelledError as error:
+        # If others cancelled too, whoever is told of the time ends all the same.
+        if patience.expired():
+            raise TimeoutError from error
+        raise
 
 
 class Outlasting:

@@ -16,6 +16,7 @@ from tierlog.ledger.reader import ReadHandle
 from tierlog.model.errors import RetryableError
 from tierlog.model.ids import LedgerId
 from tierlog.model.offload import Tier2Copy, Tier2Location
+from tierlog.offload.groups import within
 from tierlog.offload.interface import LedgerOffloader
 from tierlog.offload.verify import ReadBack
 
@@ -90,7 +91,7 @@ class TimedOffloader(OffloaderAround):
         limit_s = self._copy_time.limit_s(length)
         patience = asyncio.timeout(limit_s)
         try:
-            async with patience:
+            async with within(patience):
                 return await self._offloader.offload(
                     handle, uuid, extra_metadata, data_sha256=data_sha256
                 )

@@ -1,11 +1,11 @@
-"""Work that outlasts who began it: within ``run``, so much of it at once, and its end."""
+"""Work that outlasts who began it: within ``run``, so much of it at once, and its end; limits."""
 
 import asyncio
 
 import pytest
 
 from tests.unit.catalog.world import on_virtual_time
-from tierlog.offload.groups import Outlasting
+from tierlog.offload.groups import Outlasting, plain_errors, within
 
 
 class Work:
@@ -80,3 +80,36 @@ async def test_at_the_end_all_is_given_up_and_may_say_so():
         ends_s = loop.time()
     assert loop.time() == ends_s, "the end waits for nothing"
     assert (work.begun, work.given_up, work.ended) == (2, 2, 0)
+
+
+async def failed_and_slow_to_clean_up() -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0.1)
+        raise ValueError
+
+    try:
+        with plain_errors():
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+    except ValueError:
+        await asyncio.sleep(100)
+
+
+@on_virtual_time
+async def test_a_time_limit_is_told_as_one_also_behind_a_group_that_failed():
+    with pytest.raises(TimeoutError):
+        async with within(asyncio.timeout(1)):
+            await failed_and_slow_to_clean_up()
+
+
+@on_virtual_time
+async def test_who_is_cancelled_before_the_time_is_over_is_cancelled():
+    async def limited() -> None:
+        async with within(asyncio.timeout(1)):
+            await failed_and_slow_to_clean_up()
+
+    task = asyncio.create_task(limited())
+    await asyncio.sleep(0.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
