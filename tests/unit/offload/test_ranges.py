@@ -317,10 +317,12 @@ def test_an_error_is_told_to_all_who_waited_and_asked_for_once():
                 asyncio.create_task(ranges.read(Source("k", SIZE), at, at + 1)) for at in range(20)
             ]
             await asyncio.sleep(1)
+            assert ranges.in_flight == 1
             objects.answers.set()
             await asyncio.wait(tasks)
         assert all(isinstance(one.exception(), RetryableError) for one in tasks)
         assert objects.asked == [0]
+        assert ranges.in_flight == 0
 
     run_virtual(main(), until_s=1000)
 

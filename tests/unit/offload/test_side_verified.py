@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from tests.simulation.virtual_loop import run_virtual
-from tests.unit.offload.side_kit import ENTRIES, LEDGER, UUID_1, data_of, put_data, written
+from tests.unit.offload.side_kit import ENTRIES, LEDGER, UUID_1, copied, data_of, put_data, written
 from tests.unit.offload.world import World
 from tierlog.format.side import SideObject
 from tierlog.model.errors import CorruptError
+from tierlog.offload.side_reader import check_side_header
 from tierlog.offload.verify import SAMPLED_GRAINS, ReadBack, sampled, verify_copy
 
 
@@ -90,5 +91,20 @@ class TestVerification:
                 side_header_sha256=theirs.side_header_sha256,
             )
             await self.refused(world, mixed, ReadBack.NONE, "entry 3 elsewhere than the index")
+
+        run_virtual(main())
+
+    def test_one_that_agrees_not_with_its_index_or_its_context_is_refused(self):
+        async def main():
+            world = World()
+            handle, _, copy, _ = await copied(world, ENTRIES)
+            assert handle._side is not None
+            header, location = handle._side.header, handle.location
+            longer = replace(copy, side_len=copy.side_len + 1)
+            with pytest.raises(CorruptError, match=f"says {copy.side_len} bytes where"):
+                check_side_header(header, location, handle.index, longer)
+            other = (await copied(World(), [*ENTRIES, b""])).handle.index
+            with pytest.raises(CorruptError, match="is of 6 entries in"):
+                check_side_header(header, location, other, copy)
 
         run_virtual(main())

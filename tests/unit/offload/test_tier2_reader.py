@@ -19,9 +19,10 @@ from tests.unit.offload.test_repair import offloaded
 from tests.unit.offload.world import BLOCK, CLUSTER, ListHandle, World, entries_of
 from tierlog.adapters.memory.cache import MemoryCache
 from tierlog.adapters.memory.faults import FaultRates, Faults
-from tierlog.format.block import BLOCK_HEADER_LEN
-from tierlog.format.frame import FRAME_HEADER_LEN
+from tierlog.format.block import BLOCK_HEADER_LEN, PADDING
+from tierlog.format.frame import FRAME_HEADER_LEN, pack_entries
 from tierlog.format.index import INDEX_LEN_MAX
+from tierlog.format.keys import FORMAT_VERSION
 from tierlog.model.errors import CorruptError, Reason, RefusedError, RetryableError
 from tierlog.model.ids import EntryId, LedgerId
 from tierlog.offload.driver import BlockOffloader, Tier2Settings
@@ -375,6 +376,31 @@ def test_where_a_damaged_length_said_that_entries_lie_is_not_remembered():
     run_virtual(main())
 
 
+def test_an_entry_behind_the_last_of_its_block_is_never_given():
+    async def main():
+        world = World()
+        handle, _, _ = await copied(world, ENTRIES)
+        info, raw = world.bucket.objects[handle.location.data_key]
+        # Entry 5 begins the third block; here it lies in the padding of the second one, too.
+        frames, _ = pack_entries(ENTRIES[3:5], 3)
+        another, _ = pack_entries([b"another"], 5)
+        at = BLOCK + BLOCK_HEADER_LEN + len(frames)
+        damaged = raw[:at] + another + raw[at + len(another) :]
+        world.bucket.objects[handle.location.data_key] = info, damaged
+        # The budget ends the walk behind it, where nothing more tells.
+        with pytest.raises(CorruptError, match="behind 4, the last of its block"):
+            await handle.read_frames(EntryId(3), len(frames) + len(another))
+
+    run_virtual(main())
+
+
+def test_a_last_entry_that_lost_its_end_is_seen_also_where_that_looks_like_padding():
+    entries = [b"x", PADDING * 10]
+    at = BLOCK_HEADER_LEN + FRAME_HEADER_LEN + 1
+    shorter = (5 * len(PADDING)).to_bytes(4, "big")
+    assert damaged_reading(entries, lambda raw: raw[:at] + shorter + raw[at + 4 :]) is None
+
+
 def test_a_missing_object_is_told_as_such():
     async def main():
         world = World()
@@ -403,6 +429,20 @@ def test_an_index_that_is_too_long_is_refused_before_its_bytes_are_taken(with_di
             await load_index(store, was.location, copy=copy)
         with pytest.raises(CorruptError, match="more than the"):
             await verify_copy(store, was.location, was.copy)
+
+    run_virtual(main())
+
+
+def test_an_index_that_says_another_format_version_is_refused():
+    async def main():
+        world, was = await offloaded()
+        assert was.location is not None
+        key = was.location.index_key
+        info, body = world.bucket.objects[key]
+        metadata = {**info.metadata, FORMAT_VERSION: "99"}
+        world.bucket.objects[key] = (replace(info, metadata=metadata), body)
+        with pytest.raises(RefusedError, match="99"):
+            await load_index(world.bucket.connect(), was.location)
 
     run_virtual(main())
 

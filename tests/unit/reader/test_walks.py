@@ -10,6 +10,7 @@ from tests.unit.offload import test_tier2_reader as tier2
 from tests.unit.offload.world import ListHandle, World, metadata_of
 from tierlog.adapters.memory.faults import no_faults
 from tierlog.adapters.memory.objects import MemoryObjectsClient
+from tierlog.format.block import BLOCK_HEADER_LEN
 from tierlog.model.errors import Reason, RetryableError
 from tierlog.model.ids import EntryId
 from tierlog.offload.pacing import ReadPace
@@ -43,13 +44,15 @@ class SlowObjects(MemoryObjectsClient):
 
 
 class WatchedRanges(Ranges):
-    """Ranges that note the longest buffer which they gave."""
+    """Ranges that note the longest buffer which they gave, and gave while no walk had room."""
 
-    longest = 0
+    longest = longest_without_room = 0
 
     async def read(self, source, start, end, *, exact=False):
         found = await super().read(source, start, end, exact=exact)
         self.longest = max(self.longest, len(found))
+        if isinstance(self._walks, Shares) and self._walks.used_bytes == 0:
+            self.longest_without_room = max(self.longest_without_room, len(found))
         return found
 
 
@@ -128,7 +131,9 @@ def test_a_walk_that_waits_for_its_pace_leaves_its_room_to_others(layout):
         handle, objects = await handle_of(layout, walks)
         world = World()
         pace = ReadPace(world.clock, CostMeter(), per_s=0, namespaces=["slow=100"])
-        handle._ranges = Ranges(objects, LIMITS, LastRanges(LIMITS.kept_bytes_max), walks, pace)
+        handle._ranges = WatchedRanges(
+            objects, LIMITS, LastRanges(LIMITS.kept_bytes_max), walks, pace
+        )
 
         async def read():
             with spending(Cause.READ, "slow.logs"):
@@ -144,6 +149,8 @@ def test_a_walk_that_waits_for_its_pace_leaves_its_room_to_others(layout):
                 others += 1
         assert {payload_of(one.result()) for one in reads} == {ENTRIES[FAR]}
         assert others > 50, "4 kB at 100 bytes a second"
+        # A block's header, and the frame that was asked for, are no part of a walk.
+        assert handle._ranges.longest_without_room <= BLOCK_HEADER_LEN
         assert (walks.waiting, walks.used_bytes) == (0, 0)
 
     test()
