@@ -269,6 +269,16 @@ def test_empty_buffers_are_given_back_and_used_again(streaming_cache):
     audit(cache, again)
 
 
+def test_a_buffer_that_still_has_an_entry_is_not_given_back(streaming_cache):
+    cache = streaming_cache(2 * 2 * MIB)
+    gone, data = cache.insert(b"g" * 4096), b"d" * (510 * 4096)
+    stays = cache.insert(data)
+    cache.delete(gone)
+    assert list(cache._queue) == [1, 0]
+    assert cache.give_back() == 0
+    assert b"".join(cache.get(stays)) == data
+
+
 def test_what_is_gone_cannot_be_read_or_deleted_twice(small):
     cache = small(2)
     address = cache.insert(b"x" * 64 * 3)
