@@ -540,6 +540,14 @@ def test_offsets_are_bounded_and_the_nearest_is_found(steps):
         assert all(notes.entry_ids == sorted(set(notes.entry_ids)) for notes in kept.values())
 
 
+def test_offsets_that_were_forgotten_take_no_room():
+    cache = OffsetsCache()
+    cache.note("a", 1, 100)
+    cache.forget("a")
+    assert cache.size_bytes == 0
+    assert cache.floor("a", 1) is None
+
+
 def test_warming_is_bounded_by_what_is_kept():
     async def main():
         world = World()
