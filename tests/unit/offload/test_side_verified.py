@@ -1,4 +1,4 @@
-"""Copies are verified with their side objects: not at all, in samples, or every byte."""
+"""Copies verified with their side objects (not at all, in samples, every byte), and their times."""
 
 import hashlib
 from dataclasses import replace
@@ -10,6 +10,7 @@ from tests.unit.offload.side_kit import ENTRIES, LEDGER, UUID_1, copied, data_of
 from tests.unit.offload.world import World
 from tierlog.format.side import SideObject
 from tierlog.model.errors import CorruptError
+from tierlog.model.ids import EntryId
 from tierlog.offload.side_reader import check_side_header
 from tierlog.offload.verify import SAMPLED_GRAINS, ReadBack, sampled, verify_copy
 
@@ -108,3 +109,14 @@ class TestVerification:
                 check_side_header(header, location, other, copy)
 
         run_virtual(main())
+
+
+def test_runs_of_a_copy_have_the_times_that_are_known_of_their_grains():
+    async def main():
+        times = [0, 0, 0, 5000, 6000, 7000]
+        found = await copied(World(), [bytes(100)] * 6, times=times, block_size=4096)
+        reading = found.handle.read_runs(EntryId(0), EntryId(5))
+        headers = [run.header async for runs in reading for run in runs]
+        assert {(one.publish_ms_min, one.publish_ms_max) for one in headers} == {(5000, 7000)}
+
+    run_virtual(main())
