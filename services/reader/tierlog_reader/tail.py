@@ -24,8 +24,8 @@ Invariants:
       Where somebody was at each of them just now, no other is followed: who waits asks tier 1.
 
 Cancellation: who waits may be cancelled; the subscription ends when nobody has asked for
-``idle_s``, when its ledger is dropped, with ``run``, or with any trouble in tier 1, which whoever reads next then meets; a bug
-that it meets is logged, and ends nothing else.
+``idle_s``, when its ledger is dropped, with ``run``, or with any trouble in tier 1, which whoever
+reads next then meets; a bug that it meets is logged, and ends nothing else.
 """
 
 import asyncio
